@@ -1,0 +1,71 @@
+# Everything runs in virtual environments that these targets make; nothing is installed outside this directory.
+#   make demo       see the main job done on a real model's layers
+#   make test       formatting, lint, types, every test but the slow ones
+#   make test-slow  the slow tests, against the real torch, transformers and compressed-tensors
+#   make bench      the benchmarks, against the same peers
+PYTHON ?= python3
+VENV ?= .venv
+PEERS ?= .venv-peers
+# More arguments for pip when it installs the peers, such as an index that has smaller builds of torch.
+PEERS_PIP ?=
+PYTEST_ARGS ?=
+
+MODEL := tests/data/models/Mixtral-8x7B-v0.1.json.gz
+POLICY := tests/data/policies/mixtral-experts-fp8.yaml
+LAYER := model.layers.0.block_sparse_moe.experts.0.w1
+
+# mypy does not follow the import hooks of an editable install, so it reads the tree laid out as it is installed.
+TYPED := build/typed
+PACKAGED := kernels schemas policies
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint types format bench clean
+
+help:
+	@sed -n 's/^#   make/  make/p' Makefile
+
+# Some systems ship Python without ensurepip; there the system's pip puts one into the environment.
+define environment
+$(PYTHON) -m venv $(1) || { $(PYTHON) -m venv --without-pip $(1) && $(PYTHON) -m pip --python $(1)/bin/python install -q pip; }
+endef
+
+$(VENV)/installed: pyproject.toml setup.py
+	$(call environment,$(VENV))
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(PEERS)/installed: pyproject.toml setup.py
+	$(call environment,$(PEERS))
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check $(PEERS_PIP) --editable '.[dev,peers]'
+	@touch $@
+
+demo: $(VENV)/installed
+	$(VENV)/bin/policyquant inspect $(MODEL) --policy $(POLICY)
+	$(VENV)/bin/policyquant explain $(MODEL) $(LAYER) --policy $(POLICY)
+
+# A file's tests stay on one worker, so that what a module's fixture builds (a wheel, an environment) is built once.
+test: lint
+	$(VENV)/bin/python -m pytest -m "not slow" -n auto --dist loadfile $(PYTEST_ARGS)
+
+test-slow: $(PEERS)/installed
+	$(PEERS)/bin/python -m pytest -m slow $(PYTEST_ARGS)
+
+lint: $(VENV)/installed types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/installed
+	@rm -rf $(TYPED) && mkdir -p $(TYPED)/policyquant
+	@ln -s $(addprefix ../../../,$(wildcard policyquant/*) $(PACKAGED)) $(TYPED)/policyquant
+	MYPYPATH=$(TYPED) $(VENV)/bin/mypy --package policyquant
+
+format: $(VENV)/installed
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(PEERS)/installed
+	$(PEERS)/bin/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Presets: policies by name. `policyquant.policy.presets` reads them."""

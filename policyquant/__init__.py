@@ -1,0 +1,62 @@
+"""Declarative per-layer quantization policies for PyTorch models.
+
+>>> from policyquant import Inventory, load_policy, resolve
+>>> plan = resolve(load_policy("policy.yaml"), Inventory.open("path/to/model"))  # doctest: +SKIP
+>>> plan["model.layers.0.mlp.down_proj"].method  # doctest: +SKIP
+'fp8'
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from policyquant.errors import PolicyError as PolicyError
+    from policyquant.errors import PolicyQuantError as PolicyQuantError
+    from policyquant.errors import SourceError as SourceError
+    from policyquant.findings import Finding as Finding
+    from policyquant.inventory.inventory import Inventory as Inventory
+    from policyquant.plan.plan import Plan as Plan
+    from policyquant.plan.resolve import resolve as resolve
+    from policyquant.plan.rows import LayerPlan as LayerPlan
+    from policyquant.policy.load import load_policy as load_policy
+    from policyquant.policy.policy import Policy as Policy
+    from policyquant.policy.scheme import Quantization as Quantization
+    from policyquant.policy.scheme import Scheme as Scheme
+
+_PLACES = {
+    "Finding": "policyquant.findings",
+    "Inventory": "policyquant.inventory.inventory",
+    "LayerPlan": "policyquant.plan.rows",
+    "Plan": "policyquant.plan.plan",
+    "Policy": "policyquant.policy.policy",
+    "PolicyError": "policyquant.errors",
+    "PolicyQuantError": "policyquant.errors",
+    "Quantization": "policyquant.policy.scheme",
+    "Scheme": "policyquant.policy.scheme",
+    "SourceError": "policyquant.errors",
+    "load_policy": "policyquant.policy.load",
+    "read_plan": "policyquant.plan.read",
+    "resolve": "policyquant.plan.resolve",
+}
+"""Public names load on first use, so that `import policyquant` costs next to nothing."""
+
+__all__ = [*_PLACES, "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from policyquant.version import VERSION
+
+        return VERSION
+    if name in _PLACES:
+        from importlib import import_module
+
+        value = getattr(import_module(_PLACES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,206 @@
+"""From a source as read to layers that are understood: kinds, names, parts, groups, readers, ties, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from policyquant.findings import Finding
+from policyquant.inventory.architectures import find_family
+from policyquant.inventory.architectures.family import Entry, Family
+from policyquant.inventory.architectures.members import Member, leading, place_members
+from policyquant.inventory.architectures.naming import Namer
+from policyquant.inventory.architectures.parts import build_layer
+from policyquant.inventory.architectures.ties import with_ties
+from policyquant.inventory.architectures.vocabulary import CACHING_TOWERS, IMPLIED_BY, place
+from policyquant.inventory.layers import INDEX, Indices, LayerSet, Part, StoredModel, StoredSet
+
+NO_LAYERS: Final = frozenset(
+    {
+        "inv_freq",
+        "original_inv_freq",
+        "cos_cached",
+        "sin_cached",
+        "position_ids",
+        "token_type_ids",
+        "embed_positions_buffer",
+    }
+)
+"""Tensors that some tools store although they are computed; a module that owns nothing else is no layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The layers of a model."""
+
+    sets: tuple[LayerSet, ...]
+    family: str | None
+    """The family whose data was used; None if the model's own is not known."""
+    findings: tuple[Finding, ...] = ()
+
+
+def describe(model: StoredModel, *, use_family: bool = True) -> Description:
+    """Apply architecture data to a source.
+
+    Args:
+        model: What was read.
+        use_family: Whether data of the model's own family is used; if not, only what holds for unknown families is.
+
+    Never fails: what is not known is said in the findings.
+    """
+    findings: list[Finding] = []
+    stored = [each for each in model.sets if not _computed(each)]
+    family = find_family(model.config, stored) if use_family else None
+    as_module = _as_module(model, family, stored)
+    members: list[Member] = []
+    unknown: Sequence[StoredSet] = stored
+    families: list[Family] = []
+    if family is not None:
+        families.append(family)
+        members, unknown = place_members(stored, family, model.config, as_module=as_module)
+    if unknown:
+        from policyquant.inventory.architectures.fallback import infer
+
+        inferred, notes = infer(model, stored, unknown, as_part_of=family)
+        families.append(inferred)
+        others, _ = place_members(unknown, inferred, model.config, as_module=as_module)
+        members += others
+        findings += notes
+    order = {id(each.tensors): at for at, each in enumerate(stored)}
+    members.sort(key=lambda member: (order.get(id(member.stored.tensors), 0), member.indices[0]))
+
+    present = {member.canonical for member in members}
+    sets: list[LayerSet] = []
+    owners: list[Entry] = []
+    for member in members:
+        owner = next(each for each in families if member.entry in each.spellings)
+        namer = Namer(
+            member.entry, member.canonical, member.offset, member.stored.template if as_module else None, present
+        )
+        sets.append(build_layer(member, namer, owner, model.config))
+        owners.append(member.entry)
+    for each in families:
+        for before, layer, entry in _implied(each, members, present):
+            sets.insert(before + len(sets) - len(members), layer)
+            owners.insert(before + len(owners) - len(members), entry)
+    result, tie_findings = with_ties(sets, owners, families, model, as_module=as_module)
+    findings += tie_findings
+    return Description(
+        tuple(_with_readers(result, families, model.config)), family.name if family else None, tuple(findings)
+    )
+
+
+def _computed(stored: StoredSet) -> bool:
+    return all(tensor.suffix in NO_LAYERS for tensor in stored.tensors)
+
+
+def _as_module(model: StoredModel, family: Family | None, stored: Iterable[StoredSet]) -> bool:
+    """Whether the stored names are those of a module tree; where the source does not say, by the family's tables."""
+    if model.naming is not None:
+        return model.naming == "module"
+    if family is None:
+        return False
+    spellings = family.spellings
+    only_module = only_checkpoint = 0
+    for each in stored:
+        in_checkpoint = each.template in spellings.by_checkpoint
+        in_module = each.template in spellings.by_module
+        only_module += in_module and not in_checkpoint
+        only_checkpoint += in_checkpoint and not in_module
+    return only_module > only_checkpoint
+
+
+def _implied(
+    family: Family, members: Sequence[Member], present: Collection[str]
+) -> Iterator[tuple[int, LayerSet, Entry]]:
+    """Layers that own no tensor, each with the position of the stored layer before which it is listed."""
+    for canonical, entries in family.spellings.by_canonical.items():
+        where = place(canonical)
+        sources = {where.prefix + relative for relative in IMPLIED_BY.get(where.relative, ())}
+        if not sources:
+            continue
+        for entry in entries:
+            for prediction in (False, True):
+                found = [
+                    (at, member)
+                    for at, member in enumerate(members)
+                    if member.prediction is prediction
+                    and member.entry.canonical in sources
+                    and _same_list(member.entry.checkpoint, entry.checkpoint)
+                ]
+                if not found:
+                    continue
+                stored = {
+                    indices for m in members if m.entry.checkpoint == entry.checkpoint for indices in m.indices
+                }
+                indices = sorted(_indices(entry, [member for _, member in found]) - stored)
+                if indices:
+                    first = found[0][1]
+                    yield found[0][0], _without_tensors(entry, tuple(indices), first, family, present), entry
+
+
+def _same_list(first: str, second: str) -> bool:
+    """Whether two names have the same module list or, outside lists, the same parent."""
+    if INDEX in first and INDEX in second and first.partition(INDEX)[0] == second.partition(INDEX)[0]:
+        return True
+    return first.rpartition(".")[0] == second.rpartition(".")[0]
+
+
+def _indices(entry: Entry, sources: Iterable[Member]) -> set[Indices]:
+    length = entry.checkpoint.count(INDEX)
+    result: set[Indices] = set()
+    for member in sources:
+        if member.entry.checkpoint.count(INDEX) < length:
+            continue
+        for head in leading(member.indices, length):
+            values = list(head)
+            for position, value in entry.fixed:
+                values[position] = value
+            result.add(tuple(values))
+    return result
+
+
+def _without_tensors(
+    entry: Entry, indices: tuple[Indices, ...], source: Member, family: Family, present: Collection[str]
+) -> LayerSet:
+    canonical = entry.canonical
+    if source.canonical != source.entry.canonical:
+        canonical = place(source.canonical).prefix + place(canonical).relative
+    where = place(canonical)
+    names = Namer(entry, canonical, source.offset, None, present).layer()
+    role = where.role
+    kind = family.kinds.get(entry.checkpoint) or (role.kind if role else "other")
+    return LayerSet(
+        kind=kind,
+        indices=indices,
+        names=names,
+        parts=(Part(canonical, names, ()),),
+        has_kv_cache=kind == "attention" and where.tower in CACHING_TOWERS,
+        prediction=source.prediction,
+    )
+
+
+def _with_readers(
+    sets: Sequence[LayerSet], families: Sequence[Family], config: Mapping[str, object]
+) -> Iterator[LayerSet]:
+    """Fill in `feeds`, of which only those readers are kept that the model has."""
+    present = {part.role for layer in sets for part in layer.parts}
+    overrides = {canonical: readers for family in families for canonical, readers in family.feeds.items()}
+    post_norm = any(
+        family.post_norm_when is not None and config.get(family.post_norm_when[0]) == family.post_norm_when[1]
+        for family in families
+    )
+    for layer in sets:
+        canonical = layer.names["canonical"][0].template if layer.names.get("canonical") else ""
+        where = place(canonical)
+        if canonical in overrides:
+            readers = overrides[canonical]
+        elif where.role is None or (post_norm and layer.kind == "norm"):
+            readers = None
+        else:
+            readers = where.role.feeds
+        if readers is not None:
+            prefix = where.prefix if where.block_indices else ""
+            readers = tuple(name for reader in readers if (name := prefix + reader) in present)
+        yield replace(layer, feeds=readers)

@@ -1,0 +1,220 @@
+"""A checkpoint's files → the model they store: `config.json`, then an index and its shards, or one file of weights.
+
+Where an index and its shards disagree, the index decides which tensors the model has, the headers decide what they are,
+and each disagreement is a finding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from policyquant.errors import SourceError
+from policyquant.findings import Finding
+from policyquant.inventory.collapse import Tensor
+from policyquant.inventory.config_file import Config, parse_config
+from policyquant.inventory.dtypes import stored_bytes
+from policyquant.inventory.files import ModelFiles
+from policyquant.inventory.index import Index, parse_index
+from policyquant.inventory.layers import StoredModel
+from policyquant.inventory.safetensors import Header
+from policyquant.inventory.stored_model import build_model
+
+SINGLE_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
+CONFIG_FILE: Final = "config.json"
+
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.safetensors")
+_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_SHOWN: Final = 5
+"""How many names a message lists before it says how many more there are."""
+
+
+def open_files(files: ModelFiles) -> StoredModel:
+    """The model in a directory or a repository.
+
+    Raises:
+        SourceError: no checkpoint is there, or it is damaged or incomplete.
+    """
+    config = read_config(files)
+    names = files.names()
+    index_file = _index_file(files, names)
+    if index_file is not None:
+        data = files.read(index_file)
+        if data is not None:
+            index = parse_index(data, files.label(index_file))
+            tensors, findings = _sharded(files, index, index_file, names)
+            return build_model(files.name, files.source, config, tensors, findings)
+    if names is None:
+        header = files.headers([SINGLE_FILE])[SINGLE_FILE]
+        if header is None:
+            raise SourceError(f"{files.source}: has neither {INDEX_FILE} nor {SINGLE_FILE}")
+        return build_model(files.name, files.source, config, header.tensors)
+    weights = [name for name in names if name.endswith(".safetensors")]
+    if not weights:
+        raise _no_weights(files, names)
+    if SINGLE_FILE in weights or len(weights) == 1:
+        chosen = SINGLE_FILE if SINGLE_FILE in weights else weights[0]
+        header = _present(files, [chosen])[chosen]
+        findings = [_unreferenced(files, name, chosen) for name in weights if name != chosen]
+        return build_model(files.name, files.source, config, header.tensors, findings)
+    tensors, findings = _numbered(files, weights)
+    return build_model(files.name, files.source, config, tensors, findings)
+
+
+def read_config(files: ModelFiles) -> Config:
+    """The values of `config.json` with what there is to say about it; without one, empty values and a note.
+
+    Raises:
+        SourceError: it is no JSON object.
+    """
+    data = files.read(CONFIG_FILE)
+    if data is None:
+        finding = Finding(
+            "PQ434",
+            "note",
+            f"{files.source}: no {CONFIG_FILE}; the architecture is told from the tensors' names alone",
+        )
+        return Config({}, (finding,))
+    return parse_config(data, files.label(CONFIG_FILE))
+
+
+def _index_file(files: ModelFiles, names: Sequence[str] | None) -> str | None:
+    if names is None or INDEX_FILE in names:
+        return INDEX_FILE
+    found = [name for name in names if name.endswith(".safetensors.index.json")]
+    if len(found) > 1:
+        raise SourceError(f"{files.source}: several indices, none of them {INDEX_FILE}: {_list(found)}; name one")
+    return found[0] if found else None
+
+
+def _no_weights(files: ModelFiles, names: Sequence[str]) -> SourceError:
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    if pickles:
+        return SourceError(
+            f"{files.source}: no safetensors, only {_list(pickles)}, which may be pickles and are never opened;"
+            " convert them to safetensors"
+        )
+    return SourceError(f"{files.source}: no .safetensors file and no {INDEX_FILE} in this directory")
+
+
+def _present(files: ModelFiles, wanted: Sequence[str]) -> dict[str, Header]:
+    """Headers of files that must be there."""
+    headers = files.headers(wanted)
+    found = {name: header for name, header in headers.items() if header is not None}
+    if len(found) < len(headers):
+        missing = [name for name in headers if name not in found]
+        raise SourceError(
+            f"{files.source}: {len(missing)} of {len(headers)} shards missing: {_list(missing)};"
+            " an incomplete download?"
+        )
+    return found
+
+
+def _sharded(
+    files: ModelFiles, index: Index, index_file: str, names: Sequence[str] | None
+) -> tuple[list[Tensor], list[Finding]]:
+    headers = _present(files, index.shards())
+    held = {shard: {tensor[0]: tensor for tensor in header.tensors} for shard, header in headers.items()}
+    tensors: list[Tensor] = []
+    astray: list[str] = []
+    for name, shard in index.weight_map.items():
+        tensor = held[shard].get(name)
+        if tensor is None:
+            astray.append(name)
+        else:
+            tensors.append(tensor)
+    disagreements = _Disagreements()
+    for name in astray:
+        claimed = index.weight_map[name]
+        found = next((shard for shard, holds in held.items() if name in holds), None)
+        if found is None:
+            disagreements.add("PQ404", f"claimed in {claimed}, found in no shard", name)
+        else:
+            tensors.append(held[found][name])
+            disagreements.add("PQ403", f"claimed in {claimed}, found in {found}", name)
+    missing = set(astray)
+    for shard, holds in held.items():
+        for name in holds:
+            listed = index.weight_map.get(name)
+            if listed is None:
+                disagreements.add("PQ405", f"in {shard}, not listed in {index_file}; left out", name)
+            elif listed != shard and name not in missing:
+                disagreements.add("PQ406", f"taken from {listed}, as indexed; a duplicate is in {shard}", name)
+    findings = [*disagreements.findings(), *_total_size(index, index_file, tensors)]
+    findings += [
+        _unreferenced(files, name, index_file)
+        for name in names or ()
+        if name.endswith(".safetensors") and name not in headers
+    ]
+    return tensors, findings
+
+
+class _Disagreements:
+    """Tensors about which an index and its shards disagree. Those of one kind make one finding: a wrong index is often
+    wrong about thousands."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[str, str], list[str]] = {}
+
+    def add(self, code: str, what: str, tensor: str) -> None:
+        self._tensors.setdefault((code, what), []).append(tensor)
+
+    def findings(self) -> list[Finding]:
+        return [
+            Finding(
+                code,
+                "error" if code == "PQ404" else "warning",
+                f"{_list(tensors)}: {what}",
+                tuple(dict.fromkeys(tensor.rpartition(".")[0] for tensor in tensors)),
+            )
+            for (code, what), tensors in self._tensors.items()
+        ]
+
+
+def _total_size(index: Index, index_file: str, tensors: Iterable[Tensor]) -> list[Finding]:
+    if index.total_size is None:
+        return []
+    actual = sum(stored_bytes(dtype, shape) or 0 for _, dtype, shape in tensors)
+    if index.total_size == actual:
+        return []
+    return [
+        Finding("PQ401", "warning", f"{index_file}: metadata.total_size {str(index.total_size)[:40]}, actual {actual}")
+    ]
+
+
+def _numbered(files: ModelFiles, weights: Sequence[str]) -> tuple[list[Tensor], list[Finding]]:
+    """Shards without an index, whose names tell how many there are."""
+    matches = [_NUMBERED.fullmatch(name) for name in weights]
+    series = {(match["stem"], match["count"]) for match in matches if match}
+    if len(series) != 1 or not all(matches):
+        raise SourceError(
+            f"{files.source}: {len(weights)} safetensors files, no index, and none named {SINGLE_FILE}:"
+            f" {_list(weights)}; name one of them"
+        )
+    ((stem, count),) = series
+    if int(count) > 100_000:
+        raise SourceError(f"{files.source}: {weights[0]} says that there are {int(count):,} shards")
+    wanted = [f"{stem}-{number:0{len(count)}}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
+    tensors: list[Tensor] = []
+    holder: dict[str, str] = {}
+    disagreements = _Disagreements()
+    for shard, header in _present(files, wanted).items():
+        for tensor in header.tensors:
+            first = holder.setdefault(tensor[0], shard)
+            if first == shard:
+                tensors.append(tensor)
+            else:
+                disagreements.add("PQ406", f"taken from {first}; a duplicate is in {shard}", tensor[0])
+    note = f"{files.source}: no index; all {len(wanted)} shards of {stem} are read as one model"
+    return tensors, [Finding("PQ435", "note", note), *disagreements.findings()]
+
+
+def _unreferenced(files: ModelFiles, name: str, by: str) -> Finding:
+    return Finding("PQ402", "warning", f"{files.label(name)} is unreferenced: {by} is read instead")
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown

@@ -1,0 +1,110 @@
+"""The inventory: every layer of one model, as the policy engine sees it. Immutable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from policyquant.findings import Finding
+from policyquant.inventory.layers import LayerSet, StoredModel
+
+_DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+@dataclass(frozen=True, eq=False)
+class Inventory:
+    """Every layer of one model, folded into sets that differ in their indices only."""
+
+    name: str
+    architecture: str | None
+    """Class name of the model (`MixtralForCausalLM`), if the source tells."""
+    family: str | None
+    """Which of our architecture data applies; None: the common spellings of an unknown family."""
+    source: str
+    config: Mapping[str, object]
+    sets: tuple[LayerSet, ...]
+    findings: tuple[Finding, ...]
+    _stored: StoredModel
+
+    @staticmethod
+    def open(source: Any, *, revision: str | None = None, token: str | None = None) -> Inventory:
+        """Read the layers of a model; headers only, never weights.
+
+        `source` is a directory with `config.json` and safetensors files, one `.safetensors` file, an index
+        (`*.index.json`), a saved inventory, a Hub id (`hf://org/name[@revision]`), an `nn.Module`, or an iterable of
+        (name, shape, dtype).
+
+        Raises:
+            SourceError: it does not exist, cannot be read, or is damaged.
+        """
+        from policyquant.inventory.sources import open_source
+
+        return Inventory.of(open_source(source, revision=revision, token=token))
+
+    @staticmethod
+    def from_tensors(
+        tensors: Iterable[tuple[str, Sequence[int] | None, Any]],
+        *,
+        name: str = "",
+        config: Mapping[str, object] | None = None,
+        naming: Literal["checkpoint", "module"] | None = None,
+    ) -> Inventory:
+        """The layers of a model given as (name, shape, dtype) of each tensor.
+
+        `config` is what `config.json` would hold; `naming` says whose names they are, if not plain from the names.
+        """
+        from policyquant.inventory.sources import from_tensors
+
+        return Inventory.of(from_tensors(tensors, name=name, config=config, naming=naming))
+
+    @staticmethod
+    def of(stored: StoredModel) -> Inventory:
+        """Apply architecture data to what a source holds."""
+        from policyquant.inventory.architectures.describe import describe
+
+        description = describe(stored)
+        architectures = stored.config.get("architectures")
+        architecture = architectures[0] if isinstance(architectures, (list, tuple)) and architectures else None
+        return Inventory(
+            stored.name,
+            architecture if isinstance(architecture, str) else None,
+            description.family,
+            stored.source,
+            stored.config,
+            description.sets,
+            (*stored.findings, *description.findings),  # type: ignore[arg-type]
+            stored,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was read (not what was concluded) to a file that `open` reads back; `.gz` compresses it.
+
+        Raises:
+            SourceError: the file cannot be written.
+        """
+        from policyquant.inventory.saved import save_inventory
+
+        save_inventory(self._stored, path)
+
+    def __len__(self) -> int:
+        return sum(len(layer.indices) for layer in self.sets)
+
+    @cached_property
+    def model_dtype(self) -> str:
+        """PyTorch name of the dtype of what is not quantized: what most unquantized weights are stored in, else what
+        the configuration says, else bfloat16."""
+        elements: dict[str, int] = {}
+        for layer in self.sets:
+            if layer.stored is None and layer.dtype in _DTYPES and layer.kind not in ("norm", "other"):
+                size = (layer.parameters or 1) * len(layer.indices)
+                elements[layer.dtype] = elements.get(layer.dtype, 0) + size
+        if elements:
+            return _DTYPES[max(elements, key=lambda dtype: elements[dtype])]
+        for key in ("dtype", "torch_dtype"):
+            value = self.config.get(key)
+            if isinstance(value, str) and value.removeprefix("torch.") in _DTYPES.values():
+                return value.removeprefix("torch.")
+        return "bfloat16"

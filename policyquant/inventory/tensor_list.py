@@ -1,0 +1,78 @@
+"""Tensors listed from Python: any iterable of (name, shape, dtype)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from policyquant.errors import SourceError, did_you_mean
+from policyquant.inventory.collapse import Tensor
+from policyquant.inventory.config_file import Config
+from policyquant.inventory.dtypes import PACKED_FP4, dtype_spellings, safetensors_dtype
+from policyquant.inventory.layers import StoredModel
+from policyquant.inventory.stored_model import build_model
+
+
+def from_tensors(
+    tensors: Iterable[tuple[str, Any, Any]],
+    *,
+    name: str = "",
+    config: Mapping[str, object] | None = None,
+    naming: Literal["checkpoint", "module"] | None = None,
+) -> StoredModel:
+    """A model from a list of its tensors.
+
+    Args:
+        tensors: (name, shape, dtype) each. Shape: integers, or None if unknown. Dtype: as safetensors or PyTorch
+            spell it, a `torch.dtype`, or None if unknown.
+        name: What to call the model.
+        config: Values as of a `config.json`.
+        naming: Whether the names are those of a checkpoint or of a module tree; None: of a checkpoint.
+
+    Raises:
+        SourceError: an entry is no such triple, or a name stands twice.
+    """
+    source = name or "a list of tensors"
+    listed: dict[str, Tensor] = {}
+    for entry in tensors:
+        if isinstance(entry, (str, bytes)):
+            raise SourceError(f"{source}: found {entry[:60]!r}; expected (name, shape, dtype)")
+        try:
+            tensor, shape, dtype = entry
+        except (TypeError, ValueError):
+            raise SourceError(f"{source}: found {str(entry)[:60]}; expected (name, shape, dtype)") from None
+        if not isinstance(tensor, str):
+            raise SourceError(f"{source}: a tensor's name is {str(tensor)[:60]}; expected a string")
+        if tensor in listed:
+            raise SourceError(f"{source}: the tensor {tensor!r} stands twice")
+        listed[tensor] = (tensor, *stored_form(shape, dtype, f"{source}: {tensor!r}"))
+    return build_model(name, source, Config(config or {}, ()), listed.values(), naming=naming or "checkpoint")
+
+
+def stored_form(shape: Any, dtype: Any, place: str) -> tuple[str | None, tuple[int, ...] | None]:
+    """Dtype and shape as safetensors has them.
+
+    Raises:
+        SourceError: with `place`, if they are none.
+    """
+    sizes = None if shape is None else _sizes(shape, place)
+    if dtype is None:
+        return None, sizes
+    if str(dtype).removeprefix("torch.") == PACKED_FP4:
+        return "F4", None if sizes is None else (*sizes[:-1], sizes[-1] * 2) if sizes else (2,)
+    spelled = safetensors_dtype(dtype)
+    if spelled is None:
+        text = str(dtype)[:40]
+        raise SourceError(f"{place}: safetensors has no dtype {text!r}{did_you_mean(text, dtype_spellings())}")
+    return spelled, sizes
+
+
+def _sizes(shape: Any, place: str) -> tuple[int, ...]:
+    try:
+        # NumPy's and PyTorch's integers are none of Python's; `__index__` is what they share. A float has none.
+        sizes = tuple(size.__index__() for size in shape)
+    except (TypeError, AttributeError):
+        raise SourceError(f"{place}: shape is {str(shape)[:60]}; expected integers, or None if unknown") from None
+    if any(size < 0 for size in sizes):
+        raise SourceError(f"{place}: shape is {list(sizes)}; none of its sizes may be negative")
+    return sizes

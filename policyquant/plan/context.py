@@ -1,0 +1,93 @@
+"""What the steps of a resolution share: the policy, the units, their decisions, and where findings go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from policyquant.findings import Finding, Level
+from policyquant.inventory.layers import LayerSet
+from policyquant.plan.assignment import Assignment
+from policyquant.plan.decide import Facts
+from policyquant.plan.history import Hit
+from policyquant.plan.matching import Matcher, Match
+from policyquant.plan.ranges import Ranges
+from policyquant.plan.spans import unit_spans
+from policyquant.plan.units import Unit
+from policyquant.policy.policy import Policy, Rule
+
+
+@dataclass(eq=False)
+class Context:
+    """One resolution under way."""
+
+    policy: Policy
+    units: list[Unit]
+    matcher: Matcher
+    model_dtype: str
+    """PyTorch name of the dtype of what is not quantized."""
+    findings: list[Finding] = field(default_factory=list)
+    matches: list[list[Match]] = field(default_factory=list)
+    """For each rule, what each of its patterns reaches."""
+    suggestions: int = 0
+    """How many spellings were looked for so far."""
+
+    assignment: Assignment = field(init=False)
+
+    def facts(self, unit: Unit) -> Facts:
+        """What precedence needs to know of a unit."""
+        kind = unit.layer.kind
+        return Facts(kind, kind in self.policy.protect, unit.layer.has_kv_cache)
+
+    def add(
+        self, code: str, level: Level, message: str, layers: Iterable[str] = (), rules: Iterable[str] = ()
+    ) -> None:
+        """Record a finding."""
+        self.findings.append(Finding(code, level, message, tuple(layers), tuple(dict.fromkeys(rules))))
+
+    def rule(self, hit: Hit) -> Rule:
+        """The rule of a hit."""
+        return self.policy.rules[hit.rule]
+
+    def place(self, hit: Hit | None) -> str:
+        """Where what decided stands: `file:line:column` of the rule or the default."""
+        if hit is not None:
+            return str(self.rule(hit).location)
+        return str(self.policy.default.location) if self.policy.default is not None else "(no rule)"
+
+    def who(self, hit: Hit | None) -> str:
+        """What decided, for a sentence: the rule as written with its place."""
+        if hit is None:
+            if self.policy.default is None:
+                return "no rule"
+            return f"the default ({self.policy.default.location})"
+        rule = self.rule(hit)
+        text = rule.patterns[hit.pattern].text if hit.pattern >= 0 else rule.text
+        return f"{text!r} ({rule.location})"
+
+    def spans(self, reached: Mapping[int, Ranges] | Iterable[tuple[Unit, Ranges]]) -> list[str]:
+        """Layer names, folded, of members of several units."""
+        pairs = (
+            [(self.units[number], ranges) for number, ranges in reached.items()]
+            if isinstance(reached, Mapping)
+            else reached
+        )
+        return list(dict.fromkeys(span for unit, ranges in pairs for span in unit_spans(unit, ranges)))
+
+    @cached_property
+    def by_canonical(self) -> dict[str, list[Unit]]:
+        """Units by the template of each of their canonical names, fused ones included."""
+        result: dict[str, list[Unit]] = {}
+        for unit in self.units:
+            for form in unit.part.names.get("canonical", ()):
+                result.setdefault(form.template, []).append(unit)
+        return result
+
+    @cached_property
+    def units_of_layer(self) -> dict[LayerSet, list[Unit]]:
+        """The units of each layer set."""
+        result: dict[LayerSet, list[Unit]] = {}
+        for unit in self.units:
+            result.setdefault(unit.layer, []).append(unit)
+        return result

@@ -1,0 +1,255 @@
+"""One layer's scheme from the rules that reached it: the precedence of the policy language, in one place.
+
+The last rule that reaches a layer wins. What makes this more than one line is that a rule may say only part of a
+scheme, may not apply to the layer's kind, and may not touch a protected layer that it does not name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from policyquant.inventory.kinds import Kind
+from policyquant.plan.history import History, Hit
+from policyquant.policy.methods import METHODS, FieldError
+from policyquant.policy.policy import Default, Fields, Policy, SchemeFields
+from policyquant.policy.scheme import BITS, NONE, Quantization, Scheme
+
+DecidedBy = Literal["rule", "default", "tie", "protection", "nothing"]
+
+EMITTERS: Final = frozenset[Kind](
+    {"linear", "moe", "router", "norm", "activation", "attention", "embedding", "head"}
+)
+"""Kinds that emit an activation whose dtype `output` can set."""
+
+WEIGHT_KINDS: Final = frozenset[Kind]({"linear", "moe", "router", "embedding", "head"})
+"""Kinds that some method takes."""
+
+
+class Facts(NamedTuple):
+    """All that precedence needs to know of a layer."""
+
+    kind: Kind
+    protected: bool
+    has_kv_cache: bool
+
+
+Effect = Literal["decides", "refines", "passes", "stopped"]
+
+
+class Step(NamedTuple):
+    """What one rule that reached a layer did to it, when its turn came."""
+
+    hit: Hit | None
+    """None: the default."""
+    effect: Effect
+    reason: str
+    """Why it passed over the layer or was stopped; else empty."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """A layer's scheme and where it comes from."""
+
+    scheme: Scheme
+    decided_by: DecidedBy
+    hit: Hit | None
+    """The rule that decided, for `decided_by` "rule" (and for "tie", the rule of the layer tied to)."""
+    refined_by: tuple[Hit, ...]
+    """Rules that set something of the final scheme besides the one that decided, in order."""
+    beaten: tuple[Hit, ...]
+    """Rules that applied when their turn came and of which nothing is left."""
+    steps: tuple[Step, ...]
+    output_fields: Fields | None = None
+    """A quantized output as written, until the layer's readers complete it."""
+    output_hit: Hit | None = None
+    kv_cache_hit: Hit | None = None
+    history: History | None = None
+
+    @property
+    def named(self) -> bool:
+        """Whether a rule that names the layer decided it."""
+        return self.decided_by == "rule" and self.hit is not None and self.hit.named
+
+    @property
+    def stopped(self) -> tuple[Hit, ...]:
+        """Rules that protection kept off the layer."""
+        return tuple(step.hit for step in self.steps if step.effect == "stopped" and step.hit is not None)
+
+
+class Decider:
+    """Decides layers under one policy, each combination of facts and history once."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._known: dict[tuple[Facts, History], Decision] = {}
+
+    def decide(self, facts: Facts, history: History) -> Decision:
+        """The decision for a layer with these facts that these rules reached."""
+        key = (facts, history)
+        known = self._known.get(key)
+        if known is None:
+            self._known[key] = known = _Fold(self._policy, facts).run(history)
+        return known
+
+
+class _Fold:
+    """The rules of one history applied in order."""
+
+    def __init__(self, policy: Policy, facts: Facts) -> None:
+        self.policy = policy
+        self.facts = facts
+        self.scheme = NONE
+        self.decided: Hit | Default | None = None
+        self.refined: list[Hit] = []
+        self.output: str | Fields | None = None
+        self.output_hit: Hit | Default | None = None
+        self.kv_cache: Fields | None = None
+        self.kv_cache_hit: Hit | Default | None = None
+        self.kept_off = False
+        """Whether protection stopped a method since the last decision."""
+        self.steps: list[Step] = []
+
+    def run(self, history: History) -> Decision:
+        if self.policy.default is not None:
+            self._apply(self.policy.default.fields, None, self.policy.default)
+        for hit in history.hits():
+            self._apply(self.policy.rules[hit.rule].fields, hit, hit)
+        return self._decision(history)
+
+    def _apply(self, fields: SchemeFields, hit: Hit | None, who: Hit | Default) -> None:
+        named = hit is not None and hit.named
+        applied: list[Effect] = []
+        reasons: list[tuple[Effect, str]] = []
+
+        def note(outcome: tuple[Effect, str]) -> None:
+            if outcome[0] in ("decides", "refines"):
+                applied.append(outcome[0])
+            else:
+                reasons.append(outcome)
+
+        if fields.method is not None:
+            note(self._method(fields, named, who))
+        elif fields.weight is not None or fields.input is not None:
+            note(self._refine(fields, named, hit))
+        if fields.output is not None:
+            note(self._output(fields.output, named, who))
+        if fields.kv_cache is not None:
+            note(self._kv_cache(fields.kv_cache, who))
+        if applied:
+            self.steps.append(Step(hit, "decides" if "decides" in applied else "refines", ""))
+        else:
+            stopped = any(effect == "stopped" for effect, _ in reasons)
+            reason = "; ".join(dict.fromkeys(text for _, text in reasons))
+            self.steps.append(Step(hit, "stopped" if stopped else "passes", reason))
+
+    def _method(self, fields: SchemeFields, named: bool, who: Hit | Default) -> tuple[Effect, str]:
+        method = fields.method
+        assert method is not None
+        spec = METHODS[method]
+        kind = self.facts.kind
+        if method == "none":
+            self.output = self.output_hit = self.kv_cache = self.kv_cache_hit = None
+        elif kind not in spec.kinds:
+            return "passes", f"{method} does not take {kind} layers"
+        elif self.facts.protected and not named and method != "dequantize":
+            self.kept_off = True
+            return "stopped", f"{kind} layers are protected, and this does not name the layer"
+        elif kind == "router" and not named:
+            return "passes", f"{method} takes a router only if the rule names it"
+        weight, input = spec.refine(spec.weight, spec.input, fields.weight, fields.input)
+        self.scheme = Scheme(method, weight, input)
+        self.decided = who
+        self.refined = []
+        self.kept_off = False
+        return "decides", ""
+
+    def _refine(self, fields: SchemeFields, named: bool, hit: Hit | None) -> tuple[Effect, str]:
+        if self.facts.protected and not named:
+            return "stopped", f"{self.facts.kind} layers are protected, and this does not name the layer"
+        if self.scheme.method == "none":
+            return "passes", "nothing stands here that could be refined"
+        spec = METHODS[self.scheme.method]
+        try:
+            weight, input = spec.refine(self.scheme.weight, self.scheme.input, fields.weight, fields.input)
+        except FieldError as error:
+            return "passes", str(error)
+        self.scheme = Scheme(self.scheme.method, weight, input)
+        if hit is not None:
+            self.refined.append(hit)
+        return "refines", ""
+
+    def _output(self, output: str | Fields, named: bool, who: Hit | Default) -> tuple[Effect, str]:
+        if self.facts.kind not in EMITTERS:
+            return "passes", f"{self.facts.kind} layers have no output that could be set"
+        if self.facts.protected and not named and output_bits(output) < 16:
+            return "stopped", f"{self.facts.kind} layers are protected, and this does not name the layer"
+        self.output = None if output == "none" else output
+        self.output_hit = who
+        return "refines", ""
+
+    def _kv_cache(self, kv_cache: str | Fields, who: Hit | Default) -> tuple[Effect, str]:
+        if self.facts.kind != "attention":
+            return "passes", f"{self.facts.kind} layers have no KV cache"
+        if not self.facts.has_kv_cache:
+            return "passes", "this attention keeps no KV cache"
+        self.kv_cache = None if isinstance(kv_cache, str) else kv_cache
+        self.kv_cache_hit = who
+        return "refines", ""
+
+    def _decision(self, history: History) -> Decision:
+        own = [hit for hit in (self.output_hit, self.kv_cache_hit) if isinstance(hit, Hit)]
+        decided_by: DecidedBy
+        hit = self.decided if isinstance(self.decided, Hit) else None
+        if hit is not None:
+            decided_by = "rule"
+        elif own and self.facts.kind not in WEIGHT_KINDS:
+            # A layer without a weight method is decided by the rule that sets its output or its cache.
+            decided_by, hit = "rule", own[-1]
+        elif self.kept_off:
+            decided_by = "protection"
+        else:
+            decided_by = "default" if self.decided is not None else "nothing"
+        kept = [h for h in dict.fromkeys((*self.refined, *own)) if h != hit]
+        refined = tuple(sorted(kept, key=lambda h: h.rule))
+        left = {hit, *refined}
+        beaten = tuple(
+            step.hit
+            for step in self.steps
+            if step.hit is not None and step.hit not in left and step.effect in ("decides", "refines")
+        )
+        output = self.output
+        scheme = Scheme(
+            self.scheme.method,
+            self.scheme.weight,
+            self.scheme.input,
+            output if isinstance(output, str) else None,
+            None if self.kv_cache is None else kv_cache_quantization(self.kv_cache),
+        )
+        return Decision(
+            scheme,
+            decided_by,
+            hit,
+            refined,
+            beaten,
+            tuple(self.steps),
+            output_fields=None if isinstance(output, str) else output,
+            output_hit=self.output_hit if isinstance(self.output_hit, Hit) else None,
+            kv_cache_hit=self.kv_cache_hit if isinstance(self.kv_cache_hit, Hit) else None,
+            history=history,
+        )
+
+
+def output_bits(output: str | Fields) -> int:
+    """Bits of one element of an output as written; `none` is the model's dtype."""
+    if isinstance(output, str):
+        return BITS.get(output, 16)
+    return BITS[str(output["dtype"])]
+
+
+def kv_cache_quantization(fields: Fields) -> Quantization:
+    """A KV cache as written, completed: one static scale per tensor unless it says otherwise."""
+    values = {"granularity": "tensor", "scheme": "static", **fields}
+    return Quantization(**values)  # type: ignore[arg-type]  # names and types were checked when the policy was read
+
+

@@ -1,0 +1,128 @@
+"""Assertions of the policy about its own outcome."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from policyquant.plan.context import Context
+from policyquant.plan.decide import EMITTERS, Decision
+from policyquant.plan.groups import describe
+from policyquant.plan.ranges import Ranges, union
+from policyquant.plan.suggest import suggestion
+from policyquant.plan.units import Unit
+from policyquant.policy.methods import METHODS
+from policyquant.policy.policy import LayerExpectation
+from policyquant.policy.scheme import Quantization
+
+_COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
+    "<=": operator.le,
+    "<": operator.lt,
+    ">=": operator.ge,
+    ">": operator.gt,
+    "==": operator.eq,
+}
+
+
+def check_layers(context: Context) -> None:
+    """Report layers that are not as `expect: layers:` says (PQ111), and patterns that reach nothing (PQ112)."""
+    for expectation in context.policy.expected_layers:
+        match = context.matcher.match(expectation.pattern)
+        place = str(expectation.location)
+        if match.namespace is None:
+            if not expectation.optional:
+                context.add(
+                    "PQ112",
+                    "error",
+                    f"{place}: {expectation.pattern.text!r} is expected but reaches no layer"
+                    f"{suggestion(context, expectation.pattern)}; write `optional: true` if that is right",
+                    (),
+                    (place,),
+                )
+            continue
+        broken: dict[Decision, dict[int, Ranges]] = {}
+        for number, ranges in match.reach.items():
+            unit = context.units[number]
+            if not _concerns(expectation, unit):
+                continue
+            for start, stop, decision in context.assignment.within(unit, ranges):
+                if not _holds(expectation, decision):
+                    reached = broken.setdefault(decision, {})
+                    reached[number] = union(reached.get(number, ()), ((start, stop),))
+        for decision, reached in broken.items():
+            context.add(
+                "PQ111",
+                "error",
+                f"{place}: expected {_wanted(expectation)} for {expectation.pattern.text!r}, but it is"
+                f" {describe(decision)} by {context.who(decision.hit)}",
+                context.spans(reached),
+                (place, context.place(decision.hit)),
+            )
+
+
+def _concerns(expectation: LayerExpectation, unit: Unit) -> bool:
+    fields, kind = expectation.fields, unit.layer.kind
+    if fields.method is not None:
+        return kind in METHODS[fields.method].kinds
+    if fields.kv_cache is not None and not unit.layer.has_kv_cache:
+        return False
+    if fields.output is not None and kind not in EMITTERS:
+        return False
+    if fields.weight is not None or fields.input is not None:
+        return kind in METHODS["fp8"].kinds
+    return True
+
+
+def _holds(expectation: LayerExpectation, decision: Decision) -> bool:
+    fields, scheme = expectation.fields, decision.scheme
+    if fields.method is not None and fields.method != scheme.method:
+        return False
+    for written, actual in ((fields.weight, scheme.weight), (fields.input, scheme.input)):
+        if written is not None and not _within(written, actual):
+            return False
+    if fields.output is not None and not _value_holds(fields.output, scheme.output):
+        return False
+    return fields.kv_cache is None or _value_holds(fields.kv_cache, scheme.kv_cache)
+
+
+def _value_holds(written: object, actual: str | Quantization | None) -> bool:
+    if isinstance(written, str):
+        return actual is None if written == "none" else actual == written
+    assert isinstance(written, dict) or hasattr(written, "items")
+    return isinstance(actual, Quantization) and _within(written, actual)
+
+
+def _within(written: object, actual: Quantization | None) -> bool:
+    items: Iterable[tuple[str, object]] = written.items()  # type: ignore[attr-defined]  # Fields is a mapping
+    return actual is not None and all(getattr(actual, name) == value for name, value in items)
+
+
+def _wanted(expectation: LayerExpectation) -> str:
+    fields = expectation.fields
+    pieces = [fields.method] if fields.method is not None else []
+    for name in ("weight", "input", "output", "kv_cache"):
+        value = getattr(fields, name)
+        if value is not None:
+            shown = value if isinstance(value, str) else " ".join(map(str, value.values()))
+            pieces.append(f"{name} {shown}")
+    return ", ".join(pieces)
+
+
+def check_bits(context: Context, bits: float | None) -> None:
+    """Report a bits-per-weight expectation that fails (PQ113), or cannot be known (PQ114)."""
+    for expectation in context.policy.expected_bits:
+        place = str(expectation.location)
+        wanted = f"bits_per_weight {expectation.comparison} {expectation.limit:g}"
+        if bits is None:
+            context.add(
+                "PQ114",
+                "error",
+                f"{place}: {wanted} is expected, but the source does not tell the shapes of all weights",
+                (),
+                (place,),
+            )
+        elif not _COMPARE[expectation.comparison](bits, expectation.limit):
+            context.add("PQ113", "error", f"{place}: {wanted} is expected, but it is {bits:.4g}", (), (place,))
+
+

@@ -1,0 +1,282 @@
+"""Which units a pattern reaches: the names of one namespace as a tree of templates, and patterns run over it.
+
+The tree has one node per dotted part and one per index position, whatever the number of layers and experts. A pattern
+without wildcards walks straight down; any other carries the state of its automaton from node to node, so that common
+beginnings of names are read once. At an index, a pattern that treats all digits alike takes one step; only one that
+tells indices apart (a range, `[0-3]`, a literal index) looks at each value, and the values that lead to the same state
+go on together.
+
+A glob that matches a node's name covers everything below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from policyquant.inventory.collapse import is_index
+from policyquant.inventory.layers import INDEX, Indices, NameForm, Namespace
+from policyquant.plan.ranges import Ranges, from_positions, union
+from policyquant.plan.units import Unit
+from policyquant.policy.patterns import Branch, Pattern, regex_set
+
+Reach = dict[int, Ranges]
+"""Unit number → members reached."""
+
+Region = tuple[frozenset[int] | None, ...]
+"""For each index on the way down, the values that got here; None: all."""
+REGEXES_AT_ONCE = 100
+"""Regular expressions in one automaton: more of them would need more memory than RE2 is given."""
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One dotted part; the root is the empty name."""
+
+    depth: int = 0
+    """How many indices stand above it."""
+    children: dict[str, Node] = field(default_factory=dict)
+    index: Node | None = None
+    """The child for all indices."""
+    entries: list[tuple[Unit, NameForm]] = field(default_factory=list)
+    """Units whose name ends here."""
+    below: list[tuple[Unit, NameForm]] = field(default_factory=list)
+    """Units whose name ends here or further down."""
+    measured: tuple[tuple[int, ...], dict[Indices, int]] | None = None
+    """Of the index below: all its values, and the size of the container by the indices above."""
+
+
+class NameTree:
+    """All names of one namespace."""
+
+    def __init__(self, units: Sequence[Unit], namespace: Namespace) -> None:
+        self.namespace: Namespace = namespace
+        self.root = Node()
+        self._units = units
+        self._regexes: dict[str, Reach] = {}
+        for unit in units:
+            for form in unit.part.names.get(namespace, ()):
+                self._insert(unit, form)
+
+    def _insert(self, unit: Unit, form: NameForm) -> None:
+        node = self.root
+        entry = (unit, form)
+        node.below.append(entry)
+        for part in form.template.split("."):
+            if part == INDEX:
+                if node.index is None:
+                    node.index = Node(node.depth + 1)
+                node = node.index
+            elif part in node.children:
+                node = node.children[part]
+            else:
+                node.children[part] = child = Node(node.depth)
+                node = child
+            node.below.append(entry)
+        node.entries.append(entry)
+
+    # --- globs -------------------------------------------------------------------------------------------------------
+
+    def reach(self, pattern: Pattern) -> Reach:
+        """The members of each unit that `pattern` reaches; units of which it reaches none are absent."""
+        if pattern.is_regex:
+            return self._reach_regex(pattern)
+        found: Reach = {}
+        for branch in pattern.branches:
+            if branch.literal is not None:
+                self._walk_literal(branch.literal, found)
+            else:
+                _Walk(branch, found).visit(self.root, branch.initial, (), first=True)
+        return found
+
+    def _walk_literal(self, name: str, found: Reach) -> None:
+        node = self.root
+        region: Region = ()
+        for part in name.split("."):
+            child = node.children.get(part)
+            if child is None:
+                if node.index is None or not is_index(part):
+                    return
+                child = node.index
+                region = (*region, frozenset((int(part),)))
+            node = child
+        _collect(node, region, found)
+
+    # --- regular expressions -----------------------------------------------------------------------------------------
+
+    def prepare(self, patterns: Iterable[Pattern]) -> None:
+        """Run the regular expressions among `patterns` that tell indices apart together, in one pass over the names."""
+        todo = {p.text: p for p in patterns if p.is_regex and p.sensitive and p.text not in self._regexes}
+        texts = list(todo)
+        for start in range(0, len(texts), REGEXES_AT_ONCE):
+            self._run_set([todo[text] for text in texts[start : start + REGEXES_AT_ONCE]])
+
+    def _run_set(self, patterns: Sequence[Pattern]) -> None:
+        match = regex_set(patterns).Match
+        reached: list[Reach] = [{} for _ in patterns]
+        for unit, form in self.root.below:
+            members: dict[int, list[int]] = {}
+            for member, name in enumerate(form.fill_all(unit.indices)):
+                for position in match(name) or ():
+                    members.setdefault(position, []).append(member)
+            for position, hits in members.items():
+                reach = reached[position]
+                reach[unit.number] = union(reach.get(unit.number, ()), from_positions(hits))
+        self._regexes.update((pattern.text, reach) for pattern, reach in zip(patterns, reached, strict=True))
+
+    def _reach_regex(self, pattern: Pattern) -> Reach:
+        if pattern.sensitive:
+            self.prepare((pattern,))
+            return self._regexes[pattern.text]
+        matches = pattern.regex.fullmatch
+        return {unit.number: unit.all for unit, form in self.root.below if matches(form.fill(unit.indices[0]))}
+
+    # --- naming ------------------------------------------------------------------------------------------------------
+
+    def named(self, pattern: Pattern, unit: Unit, within: Ranges) -> Ranges:
+        """Members of `unit`, of those in `within`, that `pattern` *names* rather than merely covers."""
+        result: Ranges = ()
+        for form in unit.part.names.get(self.namespace, ()):
+            if not pattern.sensitive:
+                if pattern.names_by_last_part(form.fill(unit.indices[within[0][0]])):
+                    return within
+                continue
+            sizes = self.sizes_on(form) if not pattern.is_regex else {}
+            result = union(
+                result,
+                from_positions(
+                    member
+                    for start, stop in within
+                    for member in range(start, stop)
+                    if pattern.names_by_last_part(form.fill(unit.indices[member]), sizes)
+                ),
+            )
+        return result
+
+    def sizes_on(self, form: NameForm) -> dict[str, int]:
+        """Name of each container on the way to the names of `form` → how many layers it has."""
+        result: dict[str, int] = {}
+        node = self.root
+        before: list[str] = []
+        for part in form.template.split("."):
+            if part == INDEX and node.index is not None:
+                template = ".".join(before)
+                for prefix, size in measure(node)[1].items():
+                    pieces = template.split(INDEX)
+                    numbers = [*map(str, prefix), ""]
+                    result["".join(p + n for p, n in zip(pieces, numbers, strict=True))] = size
+                node = node.index
+            else:
+                node = node.children[part]
+            before.append(part)
+        return result
+
+    def parts(self) -> set[str]:
+        """All dotted parts that are no index."""
+        return set(_parts(self.root))
+
+
+def _parts(node: Node) -> Iterator[str]:
+    for part, child in node.children.items():
+        yield part
+        yield from _parts(child)
+    if node.index is not None:
+        yield from _parts(node.index)
+
+
+class _Walk:
+    """One branch of a glob on its way through a tree."""
+
+    def __init__(self, branch: Branch, found: Reach) -> None:
+        self.branch = branch
+        self.found = found
+        self.memory: dict[tuple[int, str], int] = {}
+
+    def visit(self, node: Node, state: int, region: Region, *, first: bool = False) -> None:
+        branch = self.branch
+        if state & branch.accept:
+            _collect(node, region, self.found)
+            return
+        if not first:
+            state = branch.step(state, ".")
+            if not state:
+                return
+        memory = self.memory
+        for part, child in node.children.items():
+            after = memory.get((state, part))
+            if after is None:
+                memory[state, part] = after = branch.step(state, part)
+            if after:
+                self.visit(child, after, region)
+        if node.index is not None:
+            self._visit_index(node, node.index, state, region)
+
+    def _visit_index(self, node: Node, child: Node, state: int, region: Region) -> None:
+        branch = self.branch
+        ranges = [r for bit, alternatives in branch.ranges if state & bit for r in alternatives]
+        if not ranges and not branch.sensitive_at(state):
+            after = branch.step(state, "0")
+            if after:
+                self.visit(child, after, (*region, None))
+            return
+        from_end = any(r.from_end for r in ranges)
+        for size, narrowed in _by_size(node, region) if from_end else ((0, region),):
+            groups: dict[int, list[int]] = {}
+            for value in measure(node)[0]:
+                after = branch.step_index(state, value, size)
+                if after:
+                    groups.setdefault(after, []).append(value)
+            for after, values in groups.items():
+                self.visit(child, after, (*narrowed, frozenset(values)))
+
+
+def _collect(node: Node, region: Region, found: Reach) -> None:
+    for unit, form in node.below:
+        constraints = [
+            (position, frozenset(v + offset for v in values) if offset else values)
+            for values, position, offset in zip(region, form.positions, form.offsets, strict=False)
+            if values is not None
+        ]
+        reached = unit.select(constraints)
+        if reached:
+            before = found.get(unit.number)
+            found[unit.number] = reached if before is None else union(before, reached)
+
+
+def measure(node: Node) -> tuple[tuple[int, ...], dict[Indices, int]]:
+    """All values of the index below `node`, and by the indices above it how many layers the container has.
+
+    Prediction layers are values, but do not count for the size unless there is nothing else.
+    """
+    if node.measured is None:
+        assert node.index is not None
+        values: set[int] = set()
+        sizes: dict[Indices, int] = {}
+        of_predictions: dict[Indices, int] = {}
+        for unit, form in node.index.below:
+            position, offset = form.positions[node.depth], form.offsets[node.depth]
+            counted = of_predictions if unit.layer.prediction else sizes
+            for key, ranges in unit.by_key(form.positions[: node.depth]).items():
+                found = {indices[position] for start, stop in ranges for indices in unit.indices[start:stop]}
+                prefix = tuple(value - o for value, o in zip(key, form.offsets, strict=False))
+                values.update(value - offset for value in found)
+                counted[prefix] = max(counted.get(prefix, 0), max(found) - offset + 1)
+        node.measured = (tuple(sorted(values)), of_predictions | sizes)
+    return node.measured
+
+
+def _by_size(node: Node, region: Region) -> Iterator[tuple[int, Region]]:
+    """Split a region by the size of the container below it."""
+    by_size: dict[int, list[Indices]] = {}
+    for prefix, size in measure(node)[1].items():
+        if all(values is None or value in values for value, values in zip(prefix, region, strict=True)):
+            by_size.setdefault(size, []).append(prefix)
+    if len(by_size) == 1:
+        yield next(iter(by_size)), region
+    elif node.depth == 1:
+        for size, prefixes in by_size.items():
+            yield size, (frozenset(value for (value,) in prefixes),)
+    else:
+        for size, prefixes in by_size.items():
+            for prefix in prefixes:
+                yield size, tuple(frozenset((value,)) for value in prefix)

@@ -1,0 +1,49 @@
+"""What there is to say about a policy as a whole on one model."""
+
+from __future__ import annotations
+
+from policyquant.plan.context import Context
+from policyquant.plan.ranges import Ranges, union
+from policyquant.policy.scheme import Quantization
+
+DEFAULT_PROTECTED = frozenset({"head", "embedding", "router"})
+
+
+def check_policy(context: Context) -> None:
+    """Note lifted protection (PQ305) and requantized layers (PQ306); warn of a policy that quantizes nothing (PQ204)."""
+    lifted = DEFAULT_PROTECTED - context.policy.protect
+    if lifted:
+        place = str(context.policy.protect_location or context.policy.source)
+        context.add(
+            "PQ305",
+            "note",
+            f"{place}: protection is lifted from {', '.join(sorted(lifted))} layers",
+            (),
+            (place,),
+        )
+    quantizes = False
+    requantized: dict[tuple[str, str], dict[int, Ranges]] = {}
+    for unit in context.units:
+        stored = unit.layer.stored
+        for start, stop, decision in context.assignment.runs(unit):
+            scheme = decision.scheme
+            quantizes = quantizes or (
+                scheme.weight is not None
+                or scheme.kv_cache is not None
+                or isinstance(scheme.output, Quantization)
+                or scheme.method == "dequantize"
+            )
+            if stored is not None and scheme.weight is not None and stored.method != scheme.method:
+                reached = requantized.setdefault((stored.method, scheme.method), {})
+                reached[unit.number] = union(reached.get(unit.number, ()), ((start, stop),))
+    for (before, after), reached in requantized.items():
+        context.add(
+            "PQ306",
+            "note",
+            f"these layers are stored as {before} and will be requantized to {after}, which loses precision twice",
+            context.spans(reached),
+        )
+    if not quantizes:
+        context.add(
+            "PQ204", "warning", f"{context.policy.source}: this policy quantizes nothing on this model", (), ()
+        )

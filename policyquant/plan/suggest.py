@@ -1,0 +1,79 @@
+"""What a pattern that reaches nothing was probably meant to be."""
+
+from __future__ import annotations
+
+from policyquant.errors import nearest
+from policyquant.inventory.layers import INDEX, NAMESPACES, NameForm
+from policyquant.plan.context import Context
+from policyquant.plan.spans import escape
+from policyquant.plan.units import Unit
+from policyquant.policy.patterns import Pattern, PatternError
+
+
+MOST_SUGGESTIONS = 20
+"""A policy for another model can have thousands of dead rules; the first few tell the story."""
+
+
+def suggestion(context: Context, pattern: Pattern) -> str:
+    """`"; did you mean '…'?"` or `"; nearest names: …"`, or the empty string."""
+    context.suggestions += 1
+    if context.suggestions > MOST_SUGGESTIONS:
+        return ""
+    corrected = _corrected(context, pattern)
+    if corrected:
+        return f"; did you mean {corrected!r}?"
+    close = _nearest_names(context, pattern)
+    return f"; nearest names: {', '.join(close)}" if close else ""
+
+
+def _corrected(context: Context, pattern: Pattern) -> str | None:
+    """The pattern with each part that no name has replaced by the nearest that some name has, if that reaches
+    something."""
+    if pattern.is_regex:
+        return None
+    known = _known_parts(context)
+    parts = pattern.text.split(".")
+    literal = set(pattern.literal_parts())
+    wrong = [i for i, part in enumerate(parts) if part in literal and part not in known and not part.isdecimal()]
+    if not wrong:
+        return None
+    for i in wrong:
+        close = nearest(parts[i], known, count=1)
+        if not close:
+            return None
+        parts[i] = escape(close[0])
+    text = ".".join(parts)
+    try:
+        found = context.matcher.match(Pattern.compile(text))
+    except PatternError:
+        return None
+    return text if found.namespace is not None else None
+
+
+def _known_parts(context: Context) -> set[str]:
+    return set().union(*(context.matcher.trees[namespace].parts() for namespace in NAMESPACES))
+
+
+def _nearest_names(context: Context, pattern: Pattern) -> list[str]:
+    """Names of the model closest to the pattern, with the pattern's indices where that gives a name of the model."""
+    written = pattern.text.removeprefix("re:").replace("\\.", ".").removeprefix("*.").removeprefix(".*")
+    parts = written.split(".")
+    numbers = [part for part in parts if part.isdecimal()]
+    wanted = ".".join(INDEX if part.isdecimal() or part == "*" else part for part in parts)
+    candidates: dict[str, tuple[Unit, NameForm]] = {}
+    for namespace in NAMESPACES:
+        for unit in context.units:
+            for form in unit.part.names.get(namespace, ()):
+                tail = ".".join(form.template.split(".")[-len(parts) :])
+                candidates.setdefault(form.template, (unit, form))
+                candidates.setdefault(tail, (unit, form))
+    return list(dict.fromkeys(_filled(*candidates[name], numbers) for name in nearest(wanted, candidates)))
+
+
+def _filled(unit: Unit, form: NameForm, numbers: list[str]) -> str:
+    if len(numbers) == len(form.positions):
+        given = {p: int(n) + o for p, o, n in zip(form.positions, form.offsets, numbers, strict=True)}
+        for indices in unit.indices:
+            if all(indices[position] == value for position, value in given.items()):
+                return form.fill(indices)
+    return form.fill(unit.indices[0])

@@ -1,0 +1,275 @@
+"""The quantization methods as data: names, defaults, what may be refined, where they apply, what shapes they take.
+
+The code that runs a method is elsewhere; resolution needs no more than this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from policyquant.inventory.kinds import Kind
+from policyquant.policy.scheme import Quantization
+
+_WEIGHTS: Final = frozenset[Kind]({"linear", "moe", "head", "router"})
+_WEIGHTS_AND_EMBEDDING: Final = _WEIGHTS | {"embedding"}
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a policy may write for one tensor of a method. Fields that are not named here cannot be refined."""
+
+    granularity: tuple[str, ...] = ()
+    group: tuple[int, ...] = ()
+    block: tuple[tuple[int, int], ...] = ()
+    dtype: tuple[str, ...] = ()
+    scheme: tuple[str, ...] = ()
+    symmetric: tuple[bool, ...] = ()
+    scale_dtype: tuple[str, ...] = ()
+    scale: bool = False
+    scale_ub: bool = False
+
+    def fields(self) -> list[str]:
+        """The fields that may be written, in the order in which they are documented."""
+        names = [name for name in _CHOICE_FIELDS if getattr(self, name)]
+        return [*names, *(name for name in ("scale", "scale_ub") if getattr(self, name))]
+
+
+_CHOICE_FIELDS: Final = ("dtype", "granularity", "group", "block", "scheme", "symmetric", "scale_dtype")
+
+_FP8: Final = ("float8_e4m3fn", "float8_e5m2")
+_GROUPS: Final = (32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodSpec:
+    """One method as a policy sees it."""
+
+    name: str
+    summary: str
+    use: str
+    """When to choose it."""
+    kinds: frozenset[Kind]
+    weight: Quantization | None = None
+    input: Quantization | None = None
+    weight_choices: Choices = Choices()
+    input_choices: Choices = Choices()
+    shapes: str = "any"
+    """Shape constraint, for people."""
+    ragged: bool = True
+    """Whether a last group or block may be smaller than the rest; if not, a shape that leaves one is an error."""
+
+    def refine(
+        self,
+        weight: Quantization | None,
+        input: Quantization | None,
+        weight_fields: Mapping[str, object] | None,
+        input_fields: Mapping[str, object] | None,
+    ) -> tuple[Quantization | None, Quantization | None]:
+        """Apply written fields on top of what stands.
+
+        Raises:
+            FieldError: this method does not take a field or its value.
+        """
+        if weight_fields is not None:
+            weight = self._apply("weight", weight, self.weight_choices, weight_fields)
+        if input_fields is not None:
+            input = self._apply("input", input, self.input_choices, input_fields)
+        return weight, input
+
+    def _apply(
+        self, side: str, base: Quantization | None, choices: Choices, fields: Mapping[str, object]
+    ) -> Quantization:
+        if base is None:
+            raise FieldError(side, None, f"method {self.name!r} does not quantize the {side}")
+        changes = dict(fields)
+        if "group" in changes:
+            changes.setdefault("granularity", "group")
+        elif "block" in changes:
+            changes.setdefault("granularity", "block")
+        for name, value in changes.items():
+            if getattr(base, name) == value:
+                continue  # Writing out what holds anyway is no refinement.
+            allowed = getattr(choices, name, False)
+            if name in ("scale", "scale_ub"):
+                if not allowed:
+                    raise FieldError(side, name, f"method {self.name!r} takes no {side} {name}")
+            elif not allowed:
+                have = ", ".join(choices.fields()) or "nothing"
+                raise FieldError(
+                    side, name, f"method {self.name!r} has {side} {name} {_show(getattr(base, name))};"
+                    f" a policy may set: {have}"
+                )
+            elif value not in allowed:
+                expected = ", ".join(_show(choice) for choice in allowed)
+                raise FieldError(
+                    side, name, f"method {self.name!r} takes {side} {name} {expected}, not {_show(value)}"
+                )
+        granularity = changes.get("granularity", base.granularity)
+        if granularity != "group":
+            changes.setdefault("group", None)
+        elif "group" not in changes and base.group is None:
+            changes["group"] = 128 if 128 in choices.group else choices.group[0]
+        if granularity != "block":
+            changes.setdefault("block", None)
+        elif "block" not in changes and base.block is None:
+            changes["block"] = choices.block[0]
+        if granularity != "group" and changes["group"] is not None:
+            raise FieldError(side, "group", f"{side} group contradicts granularity {granularity!r}")
+        if granularity != "block" and changes["block"] is not None:
+            raise FieldError(side, "block", f"{side} block contradicts granularity {granularity!r}")
+        result = replace(base, **changes)  # type: ignore[arg-type]  # field names and types were checked above
+        if result.scale is not None and result.scheme != "static":
+            raise FieldError(side, "scale", f"{side} scale needs scheme: static")
+        if result.scale_ub is not None and result.scheme != "dynamic":
+            raise FieldError(side, "scale_ub", f"{side} scale_ub needs scheme: dynamic")
+        return result
+
+
+class FieldError(Exception):
+    """A method does not take what was written. `side` is `weight` or `input`; `field` None means the side itself."""
+
+    def __init__(self, side: str, field: str | None, message: str) -> None:
+        super().__init__(message)
+        self.side = side
+        self.field = field
+
+
+def _show(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "none" if value is None else str(value)
+
+
+def _table(*specs: MethodSpec) -> Mapping[str, MethodSpec]:
+    return {spec.name: spec for spec in specs}
+
+
+METHODS: Final[Mapping[str, MethodSpec]] = _table(
+    MethodSpec(
+        "none",
+        "Leave the layer exactly as it is stored.",
+        "For layers that must keep their precision: routers, heads, the first and last blocks.",
+        frozenset(_WEIGHTS_AND_EMBEDDING | {"norm", "activation", "attention", "conv", "other"}),
+    ),
+    MethodSpec(
+        "fp8",
+        "FP8 weights, one scale per output channel; FP8 activations, quantized per token as they come.",
+        "The usual W8A8 on GPUs with FP8 tensor cores (compute capability 8.9 and up).",
+        _WEIGHTS,
+        Quantization("float8_e4m3fn", "channel"),
+        Quantization("float8_e4m3fn", "token", scheme="dynamic"),
+        Choices(granularity=("channel", "tensor"), dtype=_FP8),
+        Choices(
+            granularity=("token", "tensor"), dtype=_FP8, scheme=("dynamic", "static"), scale=True, scale_ub=True
+        ),
+    ),
+    MethodSpec(
+        "fp8_block",
+        "FP8 weights, one scale per 128x128 block; FP8 activations in groups of 128.",
+        "DeepSeek-V3's format: tighter than per channel, and native on Hopper through DeepGEMM.",
+        _WEIGHTS,
+        Quantization("float8_e4m3fn", "block", block=(128, 128)),
+        Quantization("float8_e4m3fn", "group", group=128, scheme="dynamic"),
+        Choices(block=((128, 128),), granularity=("block",), scale_dtype=("float32", "float8_e8m0fnu")),
+        Choices(
+            group=(128, 64, 32), granularity=("group",), scheme=("dynamic",), scale_dtype=("float32", "float8_e8m0fnu")
+        ),
+        shapes="any; a ragged last block has its own scale",
+    ),
+    MethodSpec(
+        "fp8_weight_only",
+        "FP8 weights, one scale per output channel; activations stay as they are.",
+        "Half the memory without touching activations; where FP8 tensor cores are missing, or batches are small.",
+        _WEIGHTS_AND_EMBEDDING,
+        Quantization("float8_e4m3fn", "channel"),
+        None,
+        Choices(granularity=("channel", "tensor"), dtype=_FP8),
+    ),
+    MethodSpec(
+        "int8",
+        "INT8 weights, one scale per output channel; INT8 activations, quantized per token as they come.",
+        "W8A8 on GPUs and CPUs without FP8 (Ampere, AVX-512 VNNI).",
+        _WEIGHTS,
+        Quantization("int8", "channel"),
+        Quantization("int8", "token", scheme="dynamic"),
+        Choices(granularity=("channel", "tensor")),
+        Choices(granularity=("token", "tensor"), scheme=("dynamic", "static"), scale=True),
+    ),
+    MethodSpec(
+        "int8_weight_only",
+        "INT8 weights, one scale per output channel; activations stay as they are.",
+        "Half the memory on any hardware with almost no loss.",
+        _WEIGHTS_AND_EMBEDDING,
+        Quantization("int8", "channel"),
+        None,
+        Choices(granularity=("channel", "tensor")),
+    ),
+    MethodSpec(
+        "int4_weight_only",
+        "INT4 weights in groups of 128 along the input, packed two to a byte; activations stay as they are.",
+        "A quarter of the memory, for decoding in small batches.",
+        _WEIGHTS_AND_EMBEDDING,
+        Quantization("int4", "group", group=128, scale_dtype="bfloat16"),
+        None,
+        Choices(granularity=("group",), group=_GROUPS, symmetric=(True, False)),
+        shapes="input dimension a multiple of the group",
+        ragged=False,
+    ),
+    MethodSpec(
+        "mxfp8",
+        "OCP MXFP8: FP8 weights and activations in groups of 32 with power-of-two scales.",
+        "Blackwell's native 8-bit format.",
+        _WEIGHTS,
+        Quantization("float8_e4m3fn", "group", group=32, scale_dtype="float8_e8m0fnu"),
+        Quantization("float8_e4m3fn", "group", group=32, scheme="dynamic", scale_dtype="float8_e8m0fnu"),
+        shapes="input dimension a multiple of 32",
+        ragged=False,
+    ),
+    MethodSpec(
+        "mxfp4",
+        "OCP MXFP4: FP4 weights in groups of 32 with power-of-two scales; activations stay as they are.",
+        "gpt-oss's format for experts; 4.25 bits per weight.",
+        _WEIGHTS,
+        Quantization("float4_e2m1fn", "group", group=32, scale_dtype="float8_e8m0fnu"),
+        None,
+        shapes="input dimension a multiple of 32",
+        ragged=False,
+    ),
+    MethodSpec(
+        "nvfp4",
+        "NVFP4: FP4 weights and activations in groups of 16 with FP8 scales and one FP32 scale per tensor.",
+        "Blackwell's native 4-bit format; 4.5 bits per weight.",
+        _WEIGHTS,
+        Quantization(
+            "float4_e2m1fn", "group", group=16, scale_dtype="float8_e4m3fn", global_scale_dtype="float32"
+        ),
+        Quantization(
+            "float4_e2m1fn",
+            "group",
+            group=16,
+            scheme="dynamic",
+            scale_dtype="float8_e4m3fn",
+            global_scale_dtype="float32",
+        ),
+        shapes="input dimension a multiple of 16",
+        ragged=False,
+    ),
+    MethodSpec(
+        "dequantize",
+        "Turn a layer that is stored quantized into the model's dtype.",
+        "To restore precision where a checkpoint was quantized too far, or for hardware without its format.",
+        frozenset(_WEIGHTS_AND_EMBEDDING),
+    ),
+)
+"""Every method by name, in the order in which they are listed."""
+
+
+def smallest_bits(quantization: Quantization | None) -> int:
+    """Bits of one element, 16 for a tensor that is not quantized: what "lower the precision" compares."""
+    from policyquant.policy.scheme import BITS
+
+    return 16 if quantization is None else BITS[quantization.dtype]

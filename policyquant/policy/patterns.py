@@ -1,0 +1,478 @@
+r"""The pattern language over dotted names. Knows nothing of policies, rules or models.
+
+    *           any run of characters, dots included
+    ?           one character, but no dot
+    [a-z] [!a]  one character of a set (or not of it), but no dot
+    {a,b}       alternatives: nested, empty, any pattern inside
+    {0..3,-1}   inside braces, `m..n` or a negative number is a range of indices and fills a whole dotted part
+    \           makes the next character literal
+    re:...      a regular expression (RE2 syntax) for the whole name
+
+A glob is anchored at both ends. A leading `*.` matches any number of leading parts, none included:
+
+>>> Pattern.compile("*.lm_head").matches("lm_head")
+True
+>>> Pattern.compile("*.gate").matches("model.layers.0.mlp.gate_proj")
+False
+>>> Pattern.compile("model.layers.{0..3,-1}.mlp").matches("model.layers.31.mlp", {"model.layers": 32})
+True
+
+`matches` is about the name itself. That a glob which names a module also covers what is inside is the business of
+whoever walks the names (`policyquant.plan.names`).
+
+How it matches: braces are expanded into branches without braces (at most 10,000), each a list of tokens. A branch is
+run as a bit-parallel automaton (Shift-And; Baeza-Yates and Gonnet 1992, with self-loops for `*` after Navarro and
+Raffinot): bit i of the state says that the first i tokens can have consumed what was read. One step is a few integer
+operations, whatever the pattern; nothing backtracks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+MOST_ALTERNATIVES: Final = 10_000
+
+
+class PatternError(Exception):
+    """A pattern that cannot be read. `offset` counts characters of the pattern from 0."""
+
+    def __init__(self, message: str, offset: int) -> None:
+        super().__init__(message)
+        self.offset = offset
+
+
+class Range(NamedTuple):
+    """Indices `first` to `last`, both included; a negative end counts from the end of the container."""
+
+    first: int
+    last: int
+
+    def clip(self, size: int) -> range:
+        """The indices meant in a container of `size` layers (prediction layers not counted)."""
+        first = self.first + size if self.first < 0 else self.first
+        last = self.last + size if self.last < 0 else self.last
+        return range(max(first, 0), last + 1)
+
+    @property
+    def from_end(self) -> bool:
+        """Whether an end depends on the size of the container."""
+        return self.first < 0 or self.last < 0
+
+
+class _Star:
+    """Any run of characters."""
+
+
+class CharacterSet(NamedTuple):
+    """One character, never a dot: of `ranges`, or of everything else. `?` is the negation of nothing."""
+
+    ranges: tuple[tuple[str, str], ...]
+    negated: bool
+
+    def holds(self, character: str) -> bool:
+        """Whether it takes `character`."""
+        if character == ".":
+            return False
+        return any(low <= character <= high for low, high in self.ranges) != self.negated
+
+
+_STAR: Final = _Star()
+_ANY: Final = CharacterSet((), True)
+
+Token = str | _Star | CharacterSet | tuple[Range, ...]
+
+
+class Branch:
+    """A glob without braces, ready to run."""
+
+    __slots__ = ("_bits", "_tokens", "accept", "initial", "literal", "ranges", "sensitive", "stars")
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._tokens = tokens = _without_double_stars(tokens)
+        self.accept: int = 1 << len(tokens)
+        self.stars = 0
+        self.ranges: tuple[tuple[int, tuple[Range, ...]], ...] = ()
+        """Bit before an index range, and the range's alternatives."""
+        for position, token in enumerate(tokens):
+            if token is _STAR:
+                self.stars |= 1 << position
+            elif isinstance(token, tuple) and not isinstance(token, CharacterSet):
+                self.ranges += ((1 << position, token),)
+        leading = len(tokens) > 1 and tokens[0] is _STAR and tokens[1] == "."
+        self.initial: int = self._closed(0b101 if leading else 0b1)
+        self._bits: dict[str, int] = {}
+        self.literal: str | None = "".join(tokens) if all(isinstance(t, str) for t in tokens) else None  # type: ignore[arg-type]
+        """The one name it matches, if it has no wildcard."""
+        self.sensitive: bool = bool(self.ranges) or _tells_digits_apart(tokens)
+        """Whether two indices at the same place of a name can get different answers."""
+
+    def _closed(self, state: int) -> int:
+        return state | (state & self.stars) << 1
+
+    def _bits_of(self, character: str) -> int:
+        bits = 0
+        for position, token in enumerate(self._tokens):
+            if token == character or (isinstance(token, CharacterSet) and token.holds(character)):
+                bits |= 1 << position
+        self._bits[character] = bits
+        return bits
+
+    def step(self, state: int, text: str) -> int:
+        """The state after reading `text`. 0: no continuation can match."""
+        bits, stars = self._bits, self.stars
+        for character in text:
+            taken = bits.get(character)
+            if taken is None:
+                taken = self._bits_of(character)
+            state = (state & taken) << 1 | state & stars
+            state |= (state & stars) << 1
+            if not state:
+                break
+        return state
+
+    def step_index(self, state: int, index: int, size: int) -> int:
+        """The state after reading a whole dotted part that is `index`, in a container of `size` layers."""
+        after = self.step(state, str(index))
+        for bit, ranges in self.ranges:
+            if state & bit and any(index in r.clip(size) for r in ranges):
+                after |= self._closed(bit << 1)
+        return after
+
+    def sensitive_at(self, state: int) -> bool:
+        """Whether, from this state, two indices read as digits can lead to different states."""
+        if not self.sensitive:
+            return False
+        digits = 0
+        for digit in "0123456789":
+            bits = self._bits.get(digit)
+            digits |= self._bits_of(digit) if bits is None else bits
+        return bool(state & digits)
+
+    def matches(self, name: str, sizes: Mapping[str, int]) -> bool:
+        """Whether it matches all of `name`; `sizes` tells how many layers a container has."""
+        state = self.initial
+        before = ""
+        for part in name.split("."):
+            if before:
+                state = self.step(state, ".")
+            if self.ranges and _INDEX(part):
+                container = before.removesuffix(".")
+                state = self.step_index(state, int(part), sizes.get(container, 0))
+            else:
+                state = self.step(state, part)
+            if not state:
+                return False
+            before += part + "."
+        return bool(state & self.accept)
+
+
+_INDEX: Final = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z").match
+
+
+def _without_double_stars(tokens: Sequence[Token]) -> list[Token]:
+    return [t for i, t in enumerate(tokens) if not (t is _STAR and i and tokens[i - 1] is _STAR)]
+
+
+def _tells_digits_apart(tokens: Sequence[Token]) -> bool:
+    """Whether anything but `*` can consume a digit of an index.
+
+    A literal digit next to a literal letter or underscore cannot (`w1`, `conv1d`): an index fills a whole part.
+    """
+    for position, token in enumerate(tokens):
+        if isinstance(token, CharacterSet) and any(token.holds(digit) for digit in "0123456789"):
+            return True
+        if isinstance(token, str) and token.isdigit():
+            run = _literal_run(tokens, position)
+            if not any(character.isalpha() or character in "_-" for character in run):
+                return True
+    return False
+
+
+def _literal_run(tokens: Sequence[Token], position: int) -> str:
+    """The literal characters around `position`, up to a dot or anything that is no literal."""
+    first, last = position, position
+    while first > 0 and isinstance(tokens[first - 1], str) and tokens[first - 1] != ".":
+        first -= 1
+    while last + 1 < len(tokens) and isinstance(tokens[last + 1], str) and tokens[last + 1] != ".":
+        last += 1
+    return "".join(str(token) for token in tokens[first : last + 1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """A compiled pattern. Make one with `Pattern.compile`."""
+
+    text: str
+    branches: tuple[Branch, ...]
+    """Empty for a regular expression."""
+    regex: Any = None
+    """A compiled RE2 object, or None for a glob."""
+
+    @staticmethod
+    def compile(text: str) -> Pattern:
+        """Read a pattern.
+
+        Raises:
+            PatternError: it is empty, a bracket or brace is not closed, a range is malformed or shares its part with
+                other characters, there are more than 10,000 alternatives, or a regular expression is not one that
+                RE2 takes.
+        """
+        if not text:
+            raise PatternError("an empty pattern reaches nothing", 0)
+        if text.startswith("re:"):
+            return Pattern(text, (), _compile_regex(text))
+        branches = []
+        for tokens in _Reader(text).read():
+            _check_ranges(tokens)
+            branches.append(Branch(tokens))
+        return Pattern(text, tuple(branches))
+
+    @property
+    def is_regex(self) -> bool:
+        """Whether it was written with `re:`."""
+        return self.regex is not None
+
+    @property
+    def sensitive(self) -> bool:
+        """Whether two indices at the same place of a name can get different answers."""
+        if self.regex is not None:
+            return _regex_tells_digits_apart(self.text[3:])
+        return any(branch.sensitive for branch in self.branches)
+
+    def matches(self, name: str, sizes: Mapping[str, int] | None = None) -> bool:
+        """Whether it matches all of `name`.
+
+        `sizes` gives, for the name of each container (`model.layers`), how many layers it has; negative range ends
+        count from there.
+        """
+        if self.regex is not None:
+            return self.regex.fullmatch(name) is not None
+        return any(branch.matches(name, sizes or {}) for branch in self.branches)
+
+    def names_by_last_part(self, name: str, sizes: Mapping[str, int] | None = None) -> bool:
+        """Whether it matches `name` and would not with some other last part: whether it *names* this layer."""
+        parent, dot, _ = name.rpartition(".")
+        return self.matches(name, sizes) and not self.matches(f"{parent}{dot}\uffff", sizes)
+
+    def first_part(self) -> str | None:
+        """The literal first dotted part, if the pattern begins with one: `decoder` of `decoder.*.moe`."""
+        match = None if self.regex is not None else _FIRST_PART(self.text)
+        return match.group(1) if match else None
+
+    def literal_parts(self) -> list[str]:
+        """Its dotted parts that hold no special character, for finding what was probably meant."""
+        return [part for part in self.text.removeprefix("re:").split(".") if part and not _SPECIAL(part)]
+
+
+_FIRST_PART: Final = re.compile(r"([A-Za-z0-9_-]+)(?:\.|\Z)").match
+_SPECIAL: Final = re.compile(r"[*?\[\]{}\\,!|()^$+]").search
+
+_RANGE: Final = re.compile(r"(-?[0-9]{1,9})\.\.(-?[0-9]{1,9})|(-[0-9]{1,9})").fullmatch
+
+
+class _Reader:
+    """Reads a glob into its branches."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+
+    def read(self) -> Iterator[list[Token]]:
+        branches = self._sequence(depth=0, opened=0)
+        yield from branches
+
+    def _sequence(self, depth: int, opened: int) -> list[list[Token]]:
+        """Everything up to the end, or inside braces up to the `,` or `}` that ends the item."""
+        if depth > 50:
+            raise PatternError("braces nest more than 50 deep", self.position)
+        text = self.text
+        branches: list[list[Token]] = [[]]
+        while self.position < len(text):
+            character = text[self.position]
+            if depth and character in ",}":
+                break
+            start = self.position
+            self.position += 1
+            added: list[list[Token]]
+            if character == "*":
+                added = [[_STAR]]
+            elif character == "?":
+                added = [[_ANY]]
+            elif character == "[":
+                added = [[self._set(start)]]
+            elif character == "{":
+                added = self._braces(start, depth)
+            elif character == "\\":
+                if self.position == len(text):
+                    raise PatternError("a backslash at the end has nothing to make literal", start)
+                added = [[text[self.position]]]
+                self.position += 1
+            else:
+                added = [[character]]
+            if len(added) == 1:
+                for branch in branches:
+                    branch.extend(added[0])
+            else:
+                if len(branches) * len(added) > MOST_ALTERNATIVES:
+                    raise PatternError(f"more than {MOST_ALTERNATIVES:,} alternatives in one pattern", start)
+                branches = [[*branch, *more] for branch in branches for more in added]
+        else:
+            if depth:
+                raise PatternError("this brace is not closed; write \\{ for a literal brace", opened)
+        return branches
+
+    def _braces(self, opened: int, depth: int) -> list[list[Token]]:
+        alternatives: list[list[Token]] = []
+        ranges: list[Range] = []
+        while True:
+            start = self.position
+            item = self._range_item()
+            if item is not None:
+                ranges.append(item)
+            else:
+                self.position = start
+                alternatives.extend(self._sequence(depth + 1, opened))
+                if len(alternatives) > MOST_ALTERNATIVES:
+                    raise PatternError(f"more than {MOST_ALTERNATIVES:,} alternatives in one pattern", opened)
+            if self.position >= len(self.text):
+                raise PatternError("this brace is not closed; write \\{ for a literal brace", opened)
+            closing = self.text[self.position]
+            self.position += 1
+            if closing == "}":
+                break
+        if ranges:
+            alternatives.append([tuple(ranges)])
+        return alternatives
+
+    def _range_item(self) -> Range | None:
+        """A range, if the item of a brace that begins here reads as one."""
+        end = self.position
+        while end < len(self.text) and self.text[end] not in ",}{\\":
+            end += 1
+        match = _RANGE(self.text[self.position : end])
+        if match is None or end == len(self.text) or self.text[end] not in ",}":
+            return None
+        first, last, single = match.groups()
+        result = Range(int(single), int(single)) if single else Range(int(first), int(last))
+        if (result.first < 0) == (result.last < 0) and result.first > result.last:
+            raise PatternError(
+                f"the range {match.group()} is empty; write {{{result.last}..{result.first}}}", self.position
+            )
+        self.position = end
+        return result
+
+    def _set(self, opened: int) -> CharacterSet:
+        text = self.text
+        negated = text.startswith("!", self.position)
+        if negated:
+            self.position += 1
+        ranges: list[tuple[str, str]] = []
+        first = True
+        while True:
+            if self.position >= len(text):
+                raise PatternError("this bracket is not closed; write \\[ for a literal bracket", opened)
+            if text[self.position] == "]" and not first:
+                self.position += 1
+                break
+            first = False
+            low = self._set_character(opened)
+            high = low
+            if text.startswith("-", self.position) and not text.startswith("-]", self.position):
+                self.position += 1
+                high = self._set_character(opened)
+                if high < low:
+                    raise PatternError(f"the range {low}-{high} in this bracket is empty", opened)
+            ranges.append((low, high))
+        if not negated and all(low == high == "." for low, high in ranges):
+            raise PatternError("a bracket never matches a dot; write the dot itself", opened)
+        return CharacterSet(tuple(ranges), negated)
+
+    def _set_character(self, opened: int) -> str:
+        if self.text.startswith("\\", self.position):
+            self.position += 1
+        if self.position >= len(self.text):
+            raise PatternError("this bracket is not closed; write \\[ for a literal bracket", opened)
+        self.position += 1
+        return self.text[self.position - 1]
+
+
+def _check_ranges(tokens: Sequence[Token]) -> None:
+    for position, token in enumerate(tokens):
+        if isinstance(token, tuple) and not isinstance(token, CharacterSet):
+            before = tokens[position - 1] if position else "."
+            after = tokens[position + 1] if position + 1 < len(tokens) else "."
+            if before != "." or after != ".":
+                raise PatternError(
+                    "an index range fills a whole dotted part; put a dot (or an end of the pattern) on both sides", 0
+                )
+
+
+# --- regular expressions ---------------------------------------------------------------------------------------------
+
+_LOOK_AROUND: Final = re.compile(r"\(\?<?[=!]")
+
+
+def _re2() -> ModuleType:
+    import re2
+
+    module: ModuleType = re2
+    return module
+
+
+def _compile_regex(text: str) -> Any:
+    body = text[3:]
+    if not body:
+        raise PatternError("an empty regular expression reaches nothing", 3)
+    look_around = _LOOK_AROUND.search(re.sub(r"\\.", "__", body))
+    if look_around:
+        raise PatternError(
+            f"look-around {look_around.group()}…) is not a regular language; to leave layers out, write a later rule"
+            " for them with method `none`",
+            3 + look_around.start(),
+        )
+    module = _re2()
+    options = module.Options()
+    options.log_errors = False
+    options.max_mem = 16 << 20
+    try:
+        return module.compile(body, options)
+    except module.error as error:
+        reason = error.args[0] if error.args else "not a regular expression"
+        if isinstance(reason, bytes):
+            reason = reason.decode("utf-8", "replace")
+        raise PatternError(f"not a regular expression (RE2 syntax): {reason}", 3) from None
+
+
+def _regex_tells_digits_apart(body: str) -> bool:
+    """False only if it surely treats all indices alike: digits can be consumed by `.*`, or a lone `.+`, and by nothing
+    else."""
+    text = body.replace("\\.", "\x00")
+    if "\\" in text or "[" in text or "?" in text or "{" in text:
+        return True
+    bare = re.sub(r"[()|^$]", "", text)
+    if re.search(r"\.[*+]\.\+|\.\+\.[*+]", bare):
+        return True
+    rest = re.sub(r"\.[*+]", "\x01", bare)
+    if re.search(r"[.*+]", rest) or re.search(r"\)[*+]", text):
+        return True
+    return re.search(r"(?<![A-Za-z_0-9])[0-9]", text) is not None
+
+
+def regex_set(patterns: Sequence[Pattern]) -> Any:
+    """One automaton for many regular expressions: `.Match(name)` gives the positions of those that match all of it, or
+    None."""
+    module = _re2()
+    options = module.Options()
+    options.log_errors = False
+    options.max_mem = 64 << 20
+    result = module.Set.FullMatchSet(options)
+    for pattern in patterns:
+        result.Add(pattern.text[3:])
+    result.Compile()
+    return result

@@ -1,0 +1,27 @@
+"""What all tests share: an environment that does not depend on who runs them."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+
+# Each of these changes what the command line prints or where it reads from; a test that wants one sets it itself.
+for variable in (
+    "CLICOLOR_FORCE",
+    "COLUMNS",
+    "FORCE_COLOR",
+    "HF_ENDPOINT",
+    "HF_HOME",
+    "HF_TOKEN",
+    "LINES",
+    "NO_COLOR",
+    "PYTHONHASHSEED",
+    "TTY_COMPATIBLE",
+):
+    os.environ.pop(variable, None)
+
+# Time limits per example measure how busy the machine is, and a test that fails only sometimes helps nobody.
+hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
