@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from policyquant.findings import Finding as Finding
     from policyquant.inventory.inventory import Inventory as Inventory
     from policyquant.plan.plan import Plan as Plan
+    from policyquant.plan.read import read_plan as read_plan
     from policyquant.plan.resolve import resolve as resolve
     from policyquant.plan.rows import LayerPlan as LayerPlan
     from policyquant.policy.load import load_policy as load_policy
@@ -41,7 +42,7 @@ _PLACES = {
 }
 """Public names load on first use, so that `import policyquant` costs next to nothing."""
 
-__all__ = [*_PLACES, "__version__"]
+__all__ = list(_PLACES)
 
 
 def __getattr__(name: str) -> object:
@@ -59,4 +60,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*_PLACES, "__version__"])

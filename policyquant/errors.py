@@ -6,7 +6,6 @@ with status 2. Findings about a well-formed request (`policyquant.findings`) are
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -29,7 +28,7 @@ class PolicyQuantError(Exception):
 
 
 class SourceError(PolicyQuantError):
-    """A model source (checkpoint, index, saved inventory, repository) is missing, damaged or hostile."""
+    """A model source (checkpoint, index, saved inventory, repository) or plan file is missing, damaged or hostile."""
 
 
 class PolicyError(PolicyQuantError):
@@ -58,6 +57,8 @@ def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known spellings closest to `word`, best first; empty if none is close."""
     if len(word) > _LONGEST_WORD:
         return []
+    import difflib
+
     return difflib.get_close_matches(word, list(known), n=count, cutoff=0.6)
 
 

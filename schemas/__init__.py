@@ -25,3 +25,8 @@ def _read(name: str) -> dict[str, Any]:
 def policy_schema() -> dict[str, Any]:
     """The schema of a policy (draft 2020-12). Shared: do not change it."""
     return _read("policy")
+
+
+def plan_schema() -> dict[str, Any]:
+    """The schema of a plan (draft 2020-12). Shared: do not change it."""
+    return _read("plan")

@@ -7,6 +7,7 @@ each distinct parent module once; no regular expression is involved.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from policyquant.errors import SourceError
 from policyquant.inventory.layers import INDEX, Indices, StoredSet, StoredTensor
@@ -15,12 +16,26 @@ Tensor = tuple[str, str | None, tuple[int, ...] | None]
 """Name, dtype as safetensors spells it, shape."""
 
 
-_MOST_PARTS = 200
+_MOST_PARTS = 64
 """Names are folded by recursion on their parents; no real module tree is a tenth as deep."""
 
+_COST_OF_ENTRY = 200
+"""Bytes of a remembered name besides its own text, about."""
 
-class _Modules(dict[str, tuple[str, Indices]]):
-    """Module name → its template and indices, computed once per distinct module through its parent."""
+_MOST_CHARACTERS = 128 * 1024 * 1024
+"""Of remembered names, that cost counted. Kimi-K2 takes 20 MiB."""
+
+
+class Templates(dict[str, tuple[str, Indices]]):
+    """Module name → its template and indices, computed once per distinct module through its parent.
+
+    Forgets what it knows when that grows beyond what any model needs: every prefix of every name is kept, and names
+    made for it could turn 100 MB of text into many GB.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._characters = 0
 
     def __missing__(self, name: str) -> tuple[str, Indices]:
         if name.count(".") > _MOST_PARTS:
@@ -33,6 +48,10 @@ class _Modules(dict[str, tuple[str, Indices]]):
             raise _kept_for_indices(name)
         else:
             result = (f"{template}{dot}{last}", indices)
+        self._characters += len(name) + _COST_OF_ENTRY
+        if self._characters > _MOST_CHARACTERS:
+            self.clear()
+            self._characters = 0
         self[name] = result
         return result
 
@@ -44,14 +63,14 @@ def is_index(part: str) -> bool:
 
 def template_of(name: str) -> tuple[str, Indices]:
     """`("model.layers.#.mlp", (3,))` for `model.layers.3.mlp`."""
-    return _Modules()[name]
+    return Templates()[name]
 
 
 def collapse(tensors: Iterable[Tensor]) -> tuple[StoredSet, ...]:
     """Fold tensors into sets, in the order in which their first tensors come.
 
     Raises:
-        SourceError: a tensor's name holds `#`, or has more than 200 parts.
+        SourceError: a tensor's name holds `#` or has more than 64 parts, or two cannot be told apart.
     """
     signatures = _Signatures()
     step = signatures.step
@@ -61,11 +80,11 @@ def collapse(tensors: Iterable[Tensor]) -> tuple[StoredSet, ...]:
         layer, _, suffix = name.rpartition(".")
         layers[layer] = step[get(layer, 0), suffix, dtype, shape]
 
-    modules = _Modules()
+    modules = Templates()
     members: dict[tuple[str, str, int], list[Indices]] = {}
     for layer, signature in layers.items():
         parent, dot, last = layer.rpartition(".")
-        if dot and not last.isdecimal():
+        if dot and last and not last.isdecimal():
             template, indices = modules[parent]
         else:
             template, indices = modules[layer]
@@ -93,8 +112,8 @@ class _Step(dict[tuple[int, str, str | None, tuple[int, ...] | None], int]):
         self._seen = seen
 
     def __missing__(self, key: tuple[int, str, str | None, tuple[int, ...] | None]) -> int:
-        before, *tensor = key
-        self._seen.append((before, StoredTensor(*tensor)))
+        before, suffix, dtype, shape = key
+        self._seen.append((before, StoredTensor(suffix, dtype, shape)))
         self[key] = number = len(self._seen) - 1
         return number
 
@@ -110,7 +129,11 @@ class _Signatures:
         while signature:
             signature, tensor = self._seen[signature]
             found.append(tensor)
-        return tuple(sorted(found, key=lambda tensor: tensor.suffix))
+        found.sort(key=lambda tensor: tensor.suffix)
+        for tensor, following in pairwise(found):
+            if tensor.suffix == following.suffix:  # Names differ, so one of the two has nothing before its dot.
+                raise SourceError(f"the tensor names {tensor.suffix!r} and {f'.{tensor.suffix}'!r} are one layer's")
+        return tuple(found)
 
 
 def _kept_for_indices(name: str) -> SourceError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -24,10 +24,10 @@ class Inventory:
     family: str | None
     """Which of our architecture data applies; None: the common spellings of an unknown family."""
     source: str
-    config: Mapping[str, object]
-    sets: tuple[LayerSet, ...]
-    findings: tuple[Finding, ...]
-    _stored: StoredModel
+    config: Mapping[str, object] = field(repr=False)
+    sets: tuple[LayerSet, ...] = field(repr=False)
+    findings: tuple[Finding, ...] = field(repr=False)
+    _stored: StoredModel = field(repr=False)
 
     @staticmethod
     def open(source: Any, *, revision: str | None = None, token: str | None = None) -> Inventory:
@@ -56,7 +56,7 @@ class Inventory:
 
         `config` is what `config.json` would hold; `naming` says whose names they are, if not plain from the names.
         """
-        from policyquant.inventory.sources import from_tensors
+        from policyquant.inventory.tensor_list import from_tensors
 
         return Inventory.of(from_tensors(tensors, name=name, config=config, naming=naming))
 
@@ -98,11 +98,11 @@ class Inventory:
         the configuration says, else bfloat16."""
         elements: dict[str, int] = {}
         for layer in self.sets:
-            if layer.stored is None and layer.dtype in _DTYPES and layer.kind not in ("norm", "other"):
-                size = (layer.parameters or 1) * len(layer.indices)
-                elements[layer.dtype] = elements.get(layer.dtype, 0) + size
+            dtype = _DTYPES.get(layer.dtype or "")
+            if layer.stored is None and dtype is not None and layer.kind not in ("norm", "other"):
+                elements[dtype] = elements.get(dtype, 0) + (layer.parameters or 1) * len(layer.indices)
         if elements:
-            return _DTYPES[max(elements, key=lambda dtype: elements[dtype])]
+            return max(elements, key=lambda dtype: elements[dtype])
         for key in ("dtype", "torch_dtype"):
             value = self.config.get(key)
             if isinstance(value, str) and value.removeprefix("torch.") in _DTYPES.values():

@@ -178,7 +178,7 @@ def _explain(text: str, file: str, error: json.JSONDecodeError) -> str:
     if not text.strip():
         return f"{file}: empty; expected JSON"
     before = text[: error.pos].rstrip()
-    if before.endswith(",") and text[error.pos : error.pos + 1] in "}]":
+    if before.endswith(",") and text[error.pos : error.pos + 1] in ("}", "]"):
         return f"{place}: a comma before {text[error.pos]!r}; JSON has no trailing commas"
     if error.msg.startswith("Illegal trailing comma"):  # Python 3.13 points at the comma itself.
         return f"{place}: {error.msg.lower()}; JSON has no trailing commas"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-Kind = Literal[
-    "linear", "moe", "router", "norm", "activation", "attention", "embedding", "head", "conv", "other"
-]
+Kind = Literal["linear", "moe", "router", "norm", "activation", "attention", "embedding", "head", "conv", "other"]
 
 KINDS: Final[tuple[Kind, ...]] = (
     "linear",

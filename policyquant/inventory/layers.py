@@ -67,7 +67,6 @@ class NameForm(NamedTuple):
         numbers = [str(indices[p] - o) for p, o in zip(self.positions, self.offsets, strict=True)]
         return "".join(piece + number for piece, number in zip(pieces, [*numbers, ""], strict=True))
 
-
     def fill_all(self, members: Sequence[Indices]) -> list[str]:
         """The names of many members; faster than `fill` on each."""
         if not self.positions:

@@ -39,8 +39,8 @@ def qkv_shapes(
 ) -> tuple[Shape | None, Shape | None, Shape | None]:
     """Shapes of q, k and v, each [heads · head size, in], stored together as `shape` [out, in].
 
-    The configuration's numbers of heads decide, `equal` thirds are the answer where it gives none. All are None if
-    neither adds up to what is stored.
+    The configuration's numbers of heads decide, `equal` thirds of a square attention are the answer where it gives
+    none. All are None if neither adds up to what is stored.
     """
     if shape is None or len(shape) != 2:
         return None, None, None
@@ -53,7 +53,7 @@ def qkv_shapes(
         size = _number(numbers, ("head_dim",)) or (_number(numbers, _WIDTH) or inner) // heads
         query, key = heads * size, kv_heads * size
     if query + 2 * key != out:
-        if not equal or out % 3:
+        if not equal or out != 3 * inner:
             return None, None, None
         query = key = out // 3
     return (query, inner), (key, inner), (key, inner)

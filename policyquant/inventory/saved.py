@@ -33,6 +33,8 @@ FORMAT: Final = "policyquant-inventory"
 VERSION: Final = 1
 
 _GZIP: Final = b"\x1f\x8b"
+_MOST_MEMBERS: Final = 64
+"""Of gzip files written one after another; each costs a copy of all that follow."""
 
 
 def save_inventory(model: StoredModel, path: str | os.PathLike[str]) -> None:
@@ -76,7 +78,7 @@ def decompressed(data: bytes, file: str) -> bytes:
     pieces = []
     total = 0
     try:
-        while data:
+        for _ in range(_MOST_MEMBERS):
             unpacker = zlib.decompressobj(wbits=31)  # 31: a gzip header and the largest window.
             piece = unpacker.decompress(data, MOST_BYTES + 1 - total)
             pieces.append(piece)
@@ -86,9 +88,11 @@ def decompressed(data: bytes, file: str) -> bytes:
             if not unpacker.eof:
                 raise SourceError(f"{file}: its compressed data end early; an incomplete download?")
             data = unpacker.unused_data.lstrip(b"\0")
+            if not data:
+                return b"".join(pieces)
     except zlib.error as error:
         raise SourceError(f"{file}: damaged gzip data: {error}") from None
-    return b"".join(pieces)
+    raise SourceError(f"{file}: more than {_MOST_MEMBERS} gzip files in one")
 
 
 def parse_inventory(data: bytes, file: str) -> StoredModel:

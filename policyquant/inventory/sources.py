@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, cast
 
+from policyquant.collector import collector_paused
 from policyquant.errors import SourceError
 from policyquant.inventory.checkpoint_files import CONFIG_FILE, open_files, read_config
-from policyquant.inventory.collector import collector_paused
 from policyquant.inventory.files import LocalFiles
 from policyquant.inventory.index_alone import open_index
 from policyquant.inventory.json_file import parse_json, read_file

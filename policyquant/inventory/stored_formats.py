@@ -135,7 +135,11 @@ def recognise(
     for parameter, suffix in _weights(tensors, weight_names):
         if suffix in taken:
             continue
-        found = dict(_completing(parameter, suffix, tensors, taken))
+        found: dict[str, StoredTensor] = {}
+        for word, tensor in _completing(parameter, suffix, tensors):
+            if tensor.suffix not in taken:
+                # Two spellings of one word in one layer: the first is understood, the other still counted.
+                found[tensor.suffix if word in found else word] = tensor
         taken.add(suffix)
         taken.update(tensor.suffix for tensor in found.values())
         weights.append(_weight(parameter, tensors[suffix], found, declared))
@@ -171,13 +175,11 @@ def _weights(tensors: Mapping[str, StoredTensor], weight_names: Collection[str])
             yield suffix, suffix
 
 
-def _completing(
-    parameter: str, suffix: str, tensors: Mapping[str, StoredTensor], taken: Collection[str]
-) -> Iterator[tuple[str, StoredTensor]]:
+def _completing(parameter: str, suffix: str, tensors: Mapping[str, StoredTensor]) -> Iterator[tuple[str, StoredTensor]]:
     """What completes a weight: by its name less that of the weight, or as it is."""
     for ending in _SCALES:
         tensor = tensors.get(parameter + ending)
-        if tensor is not None and tensor.suffix not in taken:
+        if tensor is not None:
             yield ending.removeprefix("_weight"), tensor
     if suffix not in ("weight", "qweight"):
         return

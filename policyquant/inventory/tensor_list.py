@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from policyquant.errors import SourceError, did_you_mean
+from policyquant.inventory.architectures import likely_naming
 from policyquant.inventory.collapse import Tensor
 from policyquant.inventory.config_file import Config
 from policyquant.inventory.dtypes import PACKED_FP4, dtype_spellings, safetensors_dtype
@@ -27,7 +29,7 @@ def from_tensors(
             spell it, a `torch.dtype`, or None if unknown.
         name: What to call the model.
         config: Values as of a `config.json`.
-        naming: Whether the names are those of a checkpoint or of a module tree; None: of a checkpoint.
+        naming: Whether the names are those of a checkpoint or of a module tree; None: as architecture data tells.
 
     Raises:
         SourceError: an entry is no such triple, or a name stands twice.
@@ -46,7 +48,8 @@ def from_tensors(
         if tensor in listed:
             raise SourceError(f"{source}: the tensor {tensor!r} stands twice")
         listed[tensor] = (tensor, *stored_form(shape, dtype, f"{source}: {tensor!r}"))
-    return build_model(name, source, Config(config or {}, ()), listed.values(), naming=naming or "checkpoint")
+    model = build_model(name, source, Config(config or {}, ()), listed.values(), naming=naming or "checkpoint")
+    return model if naming else replace(model, naming=likely_naming(model.config, model.sets))
 
 
 def stored_form(shape: Any, dtype: Any, place: str) -> tuple[str | None, tuple[int, ...] | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from policyquant.plan.decide import Decision
 from policyquant.plan.ranges import Ranges
@@ -38,8 +38,8 @@ class Assignment:
         """The decision for one member."""
         return next(self.within(unit, ((member, member + 1),)))[2]
 
-    def change(self, unit: Unit, ranges: Ranges, change: Callable[[Decision], Decision]) -> None:
-        """Replace the decision of the members in `ranges`."""
+    def put(self, unit: Unit, ranges: Ranges, settled: Decision) -> None:
+        """Give the members in `ranges` another decision."""
         result: list[Run] = []
         for first, last, decision in self._runs[unit.number]:
             position = first
@@ -49,7 +49,7 @@ class Assignment:
                     continue
                 if start > position:
                     result.append((position, start, decision))
-                result.append((start, stop, change(decision)))
+                result.append((start, stop, settled))
                 position = stop
             if position < last:
                 result.append((position, last, decision))

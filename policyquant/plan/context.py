@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from policyquant.findings import Finding, Level
-from policyquant.inventory.layers import LayerSet
+from policyquant.inventory.layers import LayerSet, NameForm, Namespace, Part
 from policyquant.plan.assignment import Assignment
-from policyquant.plan.decide import Facts
+from policyquant.plan.decide import Decision, Facts
 from policyquant.plan.history import Hit
-from policyquant.plan.matching import Matcher, Match
+from policyquant.plan.matching import Match, Matcher
+from policyquant.plan.names import NameTree
 from policyquant.plan.ranges import Ranges
 from policyquant.plan.spans import unit_spans
-from policyquant.plan.units import Unit
+from policyquant.plan.units import Unit, units_of
 from policyquant.policy.policy import Policy, Rule
 
 
@@ -40,28 +41,43 @@ class Context:
         kind = unit.layer.kind
         return Facts(kind, kind in self.policy.protect, unit.layer.has_kv_cache)
 
-    def add(
-        self, code: str, level: Level, message: str, layers: Iterable[str] = (), rules: Iterable[str] = ()
-    ) -> None:
+    def add(self, code: str, level: Level, message: str, layers: Iterable[str] = (), rules: Iterable[str] = ()) -> None:
         """Record a finding."""
-        self.findings.append(Finding(code, level, message, tuple(layers), tuple(dict.fromkeys(rules))))
+        self.findings.append(Finding(code, level, message, tuple(layers), tuple(dict.fromkeys(filter(None, rules)))))
 
     def rule(self, hit: Hit) -> Rule:
         """The rule of a hit."""
         return self.policy.rules[hit.rule]
 
-    def place(self, hit: Hit | None) -> str:
-        """Where what decided stands: `file:line:column` of the rule or the default."""
+    def places(self, decision: Decision) -> tuple[str, ...]:
+        """Where what decided stands: `file:line:column` of the rule or the default, and of the rules that refined it;
+        empty if nothing written did."""
+        own = () if decision.decided_by in ("nothing", "protection") else (self.written_at(decision.hit),)
+        return (*own, *map(self.written_at, decision.refined_by))
+
+    def written_at(self, hit: Hit | None) -> str:
+        """`file:line:column` of a rule, or (None) of the default."""
         if hit is not None:
             return str(self.rule(hit).location)
-        return str(self.policy.default.location) if self.policy.default is not None else "(no rule)"
+        return str(self.policy.default.location) if self.policy.default is not None else ""
 
-    def who(self, hit: Hit | None) -> str:
-        """What decided, for a sentence: the rule as written with its place."""
+    def because(self, decision: Decision) -> str:
+        """Why a layer is as it is, to end a sentence: the rule that decided with its place, and those that refined it;
+        or why none did."""
+        if decision.decided_by == "nothing":
+            text = "since no rule decides it"
+        elif decision.decided_by == "protection":
+            text = "since it is protected and no rule that would quantize it names it"
+        else:
+            text = f"by {self.who_wrote(decision.hit)}"
+        if decision.refined_by:
+            text += f" refined by {', '.join(map(self.who_wrote, decision.refined_by))}"
+        return text
+
+    def who_wrote(self, hit: Hit | None) -> str:
+        """A rule, or (None) the default, for a sentence."""
         if hit is None:
-            if self.policy.default is None:
-                return "no rule"
-            return f"the default ({self.policy.default.location})"
+            return f"the default ({self.written_at(hit)})"
         rule = self.rule(hit)
         text = rule.patterns[hit.pattern].text if hit.pattern >= 0 else rule.text
         return f"{text!r} ({rule.location})"
@@ -74,6 +90,20 @@ class Context:
             else reached
         )
         return list(dict.fromkeys(span for unit, ranges in pairs for span in unit_spans(unit, ranges)))
+
+    @cached_property
+    def tensors(self) -> tuple[NameTree, list[str]]:
+        """All full names of tensors, in any namespace, and the suffix of each of the tree's units."""
+        sets: list[LayerSet] = []
+        suffixes: list[str] = []
+        for layer in self.units_of_layer:
+            own = [form for forms in layer.names.values() for form in forms]
+            for tensor in layer.tensors:
+                forms = tuple(form._replace(template=f"{form.template}.{tensor.suffix}") for form in own)
+                names: dict[Namespace, tuple[NameForm, ...]] = {"checkpoint": forms}
+                sets.append(LayerSet(layer.kind, layer.indices, names, (Part("", names, None),)))
+                suffixes.append(tensor.suffix)
+        return NameTree(units_of(sets), "checkpoint"), suffixes
 
     @cached_property
     def by_canonical(self) -> dict[str, list[Unit]]:

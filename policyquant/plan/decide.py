@@ -17,9 +17,7 @@ from policyquant.policy.scheme import BITS, NONE, Quantization, Scheme
 
 DecidedBy = Literal["rule", "default", "tie", "protection", "nothing"]
 
-EMITTERS: Final = frozenset[Kind](
-    {"linear", "moe", "router", "norm", "activation", "attention", "embedding", "head"}
-)
+EMITTERS: Final = frozenset[Kind]({"linear", "moe", "router", "norm", "activation", "attention", "embedding", "head"})
 """Kinds that emit an activation whose dtype `output` can set."""
 
 WEIGHT_KINDS: Final = frozenset[Kind]({"linear", "moe", "router", "embedding", "head"})
@@ -80,8 +78,9 @@ class Decision:
 class Decider:
     """Decides layers under one policy, each combination of facts and history once."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, model_dtype: str) -> None:
         self._policy = policy
+        self._model_dtype = model_dtype
         self._known: dict[tuple[Facts, History], Decision] = {}
 
     def decide(self, facts: Facts, history: History) -> Decision:
@@ -89,15 +88,16 @@ class Decider:
         key = (facts, history)
         known = self._known.get(key)
         if known is None:
-            self._known[key] = known = _Fold(self._policy, facts).run(history)
+            self._known[key] = known = _Fold(self._policy, self._model_dtype, facts).run(history)
         return known
 
 
 class _Fold:
     """The rules of one history applied in order."""
 
-    def __init__(self, policy: Policy, facts: Facts) -> None:
+    def __init__(self, policy: Policy, model_dtype: str, facts: Facts) -> None:
         self.policy = policy
+        self.model_dtype = model_dtype
         self.facts = facts
         self.scheme = NONE
         self.decided: Hit | Default | None = None
@@ -182,11 +182,17 @@ class _Fold:
     def _output(self, output: str | Fields, named: bool, who: Hit | Default) -> tuple[Effect, str]:
         if self.facts.kind not in EMITTERS:
             return "passes", f"{self.facts.kind} layers have no output that could be set"
-        if self.facts.protected and not named and output_bits(output) < 16:
+        if self.facts.protected and not named and (not isinstance(output, str) or self._lowers(output)):
             return "stopped", f"{self.facts.kind} layers are protected, and this does not name the layer"
         self.output = None if output == "none" else output
         self.output_hit = who
         return "refines", ""
+
+    def _lowers(self, output: str) -> bool:
+        """Whether a plain output dtype (or `none`, the model's) has fewer bits than the output that stands."""
+        stands = self.output if self.output is not None else self.model_dtype
+        now = BITS[stands] if isinstance(stands, str) else BITS[str(stands["dtype"])]
+        return BITS[self.model_dtype if output == "none" else output] < now
 
     def _kv_cache(self, kv_cache: str | Fields, who: Hit | Default) -> tuple[Effect, str]:
         if self.facts.kind != "attention":
@@ -240,16 +246,7 @@ class _Fold:
         )
 
 
-def output_bits(output: str | Fields) -> int:
-    """Bits of one element of an output as written; `none` is the model's dtype."""
-    if isinstance(output, str):
-        return BITS.get(output, 16)
-    return BITS[str(output["dtype"])]
-
-
 def kv_cache_quantization(fields: Fields) -> Quantization:
     """A KV cache as written, completed: one static scale per tensor unless it says otherwise."""
     values = {"granularity": "tensor", "scheme": "static", **fields}
     return Quantization(**values)  # type: ignore[arg-type]  # names and types were checked when the policy was read
-
-

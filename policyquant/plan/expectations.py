@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from policyquant.plan.context import Context
 from policyquant.plan.decide import EMITTERS, Decision
 from policyquant.plan.groups import describe
+from policyquant.plan.matching import Match
 from policyquant.plan.ranges import Ranges, union
 from policyquant.plan.suggest import suggestion
 from policyquant.plan.units import Unit
 from policyquant.policy.methods import METHODS
-from policyquant.policy.policy import LayerExpectation
+from policyquant.policy.policy import Fields, LayerExpectation, SchemeFields
 from policyquant.policy.scheme import Quantization
 
 _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
@@ -44,9 +45,8 @@ def check_layers(context: Context) -> None:
         broken: dict[Decision, dict[int, Ranges]] = {}
         for number, ranges in match.reach.items():
             unit = context.units[number]
-            if not _concerns(expectation, unit):
-                continue
-            for start, stop, decision in context.assignment.within(unit, ranges):
+            concerned = _concerned(context, expectation, match, unit, ranges)
+            for start, stop, decision in context.assignment.within(unit, concerned):
                 if not _holds(expectation, decision):
                     reached = broken.setdefault(decision, {})
                     reached[number] = union(reached.get(number, ()), ((start, stop),))
@@ -55,14 +55,25 @@ def check_layers(context: Context) -> None:
                 "PQ111",
                 "error",
                 f"{place}: expected {_wanted(expectation)} for {expectation.pattern.text!r}, but it is"
-                f" {describe(decision)} by {context.who(decision.hit)}",
+                f" {describe(decision)} {context.because(decision)}",
                 context.spans(reached),
-                (place, context.place(decision.hit)),
+                (place, *context.places(decision)),
             )
 
 
-def _concerns(expectation: LayerExpectation, unit: Unit) -> bool:
-    fields, kind = expectation.fields, unit.layer.kind
+def _concerned(context: Context, expectation: LayerExpectation, match: Match, unit: Unit, ranges: Ranges) -> Ranges:
+    """The members that what is expected can be said of. Weight methods take a router only where a pattern names it."""
+    if not _can_take(expectation.fields, unit):
+        return ()
+    fields = expectation.fields
+    weighs = fields.method not in (None, "none") or fields.weight is not None or fields.input is not None
+    if unit.layer.kind == "router" and weighs and match.namespace is not None:
+        return context.matcher.trees[match.namespace].named(match.pattern, unit, ranges)
+    return ranges
+
+
+def _can_take(fields: SchemeFields, unit: Unit) -> bool:
+    kind = unit.layer.kind
     if fields.method is not None:
         return kind in METHODS[fields.method].kinds
     if fields.kv_cache is not None and not unit.layer.has_kv_cache:
@@ -86,16 +97,14 @@ def _holds(expectation: LayerExpectation, decision: Decision) -> bool:
     return fields.kv_cache is None or _value_holds(fields.kv_cache, scheme.kv_cache)
 
 
-def _value_holds(written: object, actual: str | Quantization | None) -> bool:
+def _value_holds(written: str | Fields, actual: str | Quantization | None) -> bool:
     if isinstance(written, str):
         return actual is None if written == "none" else actual == written
-    assert isinstance(written, dict) or hasattr(written, "items")
     return isinstance(actual, Quantization) and _within(written, actual)
 
 
-def _within(written: object, actual: Quantization | None) -> bool:
-    items: Iterable[tuple[str, object]] = written.items()  # type: ignore[attr-defined]  # Fields is a mapping
-    return actual is not None and all(getattr(actual, name) == value for name, value in items)
+def _within(written: Fields, actual: Quantization | None) -> bool:
+    return actual is not None and all(getattr(actual, name) == value for name, value in written.items())
 
 
 def _wanted(expectation: LayerExpectation) -> str:
@@ -124,5 +133,3 @@ def check_bits(context: Context, bits: float | None) -> None:
             )
         elif not _COMPARE[expectation.comparison](bits, expectation.limit):
             context.add("PQ113", "error", f"{place}: {wanted} is expected, but it is {bits:.4g}", (), (place,))
-
-

@@ -15,6 +15,7 @@ from policyquant.plan.ranges import Ranges
 from policyquant.plan.rows import LayerPlan
 from policyquant.plan.spans import unit_spans
 from policyquant.plan.units import Unit
+from policyquant.policy.policy import SchemeFields
 
 Outcome = Literal["decides", "sets", "overruled", "passes over", "stopped by protection", "does not reach"]
 
@@ -66,6 +67,11 @@ class Explainer:
     def __init__(self, context: Context) -> None:
         self._context = context
 
+    @property
+    def context(self) -> Context:
+        """The resolution."""
+        return self._context
+
     def checkpoint_name(self, name: str) -> str | None:
         """The checkpoint name of the layer that has `name` in any namespace; None if none or several do."""
         found = self._locate(name)
@@ -83,14 +89,15 @@ class Explainer:
             hits: dict[tuple[int, Indices], tuple[LayerSet, Indices]] = {}
             for unit in self._context.units:
                 for form in unit.part.names.get(namespace, ()):
-                    if form.template == template and form.own:
+                    if form.template == template:
                         for member in _members(unit, form, values):
                             indices = unit.layer.indices[unit.layer_position(member)]
                             hits[id(unit.layer), indices] = (unit.layer, indices)
                 for form in unit.layer.names.get(namespace, ()):
                     if form.template == template:
+                        raw = _stored_indices(form, values)
                         for indices in unit.layer.indices:
-                            if tuple(indices[p] - o for p, o in zip(form.positions, form.offsets, strict=True)) == values:
+                            if tuple(indices[position] for position in form.positions) == raw:
                                 hits[id(unit.layer), indices] = (unit.layer, indices)
             if len(hits) == 1:
                 return next(iter(hits.values()))
@@ -107,7 +114,7 @@ class Explainer:
         return Explanation(
             layer,
             layer_set.kind in context.policy.protect,
-            tuple(self._part(unit, unit.members_of_layer(position)[0]) for unit in units),
+            tuple(self._part(unit, member) for unit in units for member in self._differing(unit, position)),
             self._group(units, indices),
             layer_set.tied_to,
             tuple(
@@ -118,6 +125,12 @@ class Explainer:
             self._feeds(layer_set, indices),
             self._fed_by(units, indices),
         )
+
+    def _differing(self, unit: Unit, position: int) -> list[int]:
+        """Of the members of a unit that belong to one layer, the first with each decision."""
+        members = (unit.members_of_layer(position),)
+        first = {decision: start for start, _, decision in reversed([*self._context.assignment.within(unit, members)])}
+        return sorted(first.values())
 
     def _part(self, unit: Unit, member: int) -> PartExplanation:
         names = {namespace: tuple(unit.names(namespace, member)) for namespace in NAMESPACES}
@@ -214,16 +227,17 @@ def _same_block(unit: Unit, indices: Indices) -> Ranges:
 
 
 def _members(unit: Unit, form: NameForm, values: Indices) -> list[int]:
-    raw = tuple(value + offset for value, offset in zip(values, form.offsets, strict=True))
-    ranges = unit.by_key(form.positions).get(raw, ())
+    ranges = unit.by_key(form.positions).get(_stored_indices(form, values), ())
     return [member for start, stop in ranges for member in range(start, stop)]
 
 
-def says(fields: object) -> str:
-    """The scheme part of a rule in one line, as it could be written."""
-    from policyquant.policy.policy import SchemeFields
+def _stored_indices(form: NameForm, values: Indices) -> Indices:
+    """The indices of the source that give a name its numbers."""
+    return tuple(value + offset for value, offset in zip(values, form.offsets, strict=True))
 
-    assert isinstance(fields, SchemeFields)
+
+def says(fields: SchemeFields) -> str:
+    """The scheme part of a rule in one line, as it could be written."""
     pieces = [] if fields.method is None else [fields.method]
     for name in ("weight", "input", "output", "kv_cache"):
         value = getattr(fields, name)

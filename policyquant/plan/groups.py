@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from policyquant.inventory.layers import Indices
 from policyquant.plan.assignment import Run
 from policyquant.plan.context import Context
-from policyquant.plan.decide import Decision
+from policyquant.plan.decide import WEIGHT_KINDS, Decision
 from policyquant.plan.ranges import Ranges, from_positions, intersection, union
+from policyquant.plan.spans import spans, unit_spans
 from policyquant.plan.units import Unit
 
 Member = tuple[Unit, Ranges]
@@ -58,7 +59,15 @@ def _check_label(context: Context, label: str, units: list[Unit]) -> None:
             by_key.setdefault(key, []).extend((unit, run) for run in context.assignment.within(unit, ranges))
     for members in by_key.values():
         first_unit, first = members[0]
-        other = next(((unit, run) for unit, run in members if not _same(run[2], first[2])), None)
+        other = next(
+            (
+                (unit, run)
+                for unit, run in members
+                # Parts of one layer are checked as such.
+                if not _same(run[2], first[2]) and not (unit.layer is first_unit.layer and _has_parts(context, unit))
+            ),
+            None,
+        )
         if other is None:
             continue
         involved = disagreements.setdefault((first[2], other[1][2]), {})
@@ -77,18 +86,20 @@ def _report(
         context.add(
             "PQ105",
             "error",
-            f"layers that are fused as {label.replace('#', 'N')} disagree: {describe(first)} by"
-            f" {context.who(first.hit)}, but {describe(second)} by {context.who(second.hit)}",
+            f"layers that are fused as {label.replace('#', 'N')} disagree: {describe(first)}"
+            f" {context.because(first)}, but {describe(second)} {context.because(second)}",
             layers,
-            (context.place(first.hit), context.place(second.hit)),
+            (*context.places(first), *context.places(second)),
         )
 
 
 def _check_declared(context: Context, reached: dict[int, Ranges]) -> None:
-    """Groups that the policy adds: members under one parent module are joined."""
+    """Groups that the policy adds: members under one parent module are joined, as far as weight methods take them."""
     by_parent: dict[str, list[tuple[Unit, int]]] = {}
     for number, ranges in reached.items():
         unit = context.units[number]
+        if unit.layer.kind not in WEIGHT_KINDS:
+            continue
         for start, stop in ranges:
             for member in range(start, stop):
                 parent = unit.name(member).rpartition(".")[0]
@@ -105,51 +116,60 @@ def _check_declared(context: Context, reached: dict[int, Ranges]) -> None:
     _report(context, disagreements, "a group of the policy")
 
 
+def _has_parts(context: Context, unit: Unit) -> bool:
+    return len(context.units_of_layer[unit.layer]) > 1 or unit.part.repeats > 0
+
+
 def _check_parts(context: Context) -> None:
     for units in context.units_of_layer.values():
-        if len(units) == 1 and not units[0].part.repeats:
+        if not _has_parts(context, units[0]):
             continue
         runs = [run for unit in units for run in context.assignment.runs(unit)]
         if all(_same(runs[0][2], run[2]) for run in runs):
             continue
-        reported: set[tuple[Decision, Decision]] = set()
-        for layers, (first_unit, first), (second_unit, second) in _differing(context, units):
-            if (first, second) in reported:
+        reported: set[frozenset[Decision]] = set()
+        for layers, (first_name, first), (second_name, second) in _differing(context, units):
+            if frozenset((first, second)) in reported:
                 continue
-            reported.add((first, second))
-            part, other = (u.part.names["checkpoint"][0].template for u in (first_unit, second_unit))
+            reported.add(frozenset((first, second)))
             context.add(
                 "PQ106",
                 "error",
-                f"this is stored as one layer, but its parts differ: {part.replace('#', 'N')} is {describe(first)} by"
-                f" {context.who(first.hit)}, {other.replace('#', 'N')} is {describe(second)} by"
-                f" {context.who(second.hit)}",
+                f"this is stored as one layer, but its parts differ: {first_name} is {describe(first)}"
+                f" {context.because(first)}, {second_name} is {describe(second)} {context.because(second)}",
                 _layer_spans(units[0], layers),
-                (context.place(first.hit), context.place(second.hit)),
+                (*context.places(first), *context.places(second)),
             )
 
 
 def _differing(
     context: Context, units: list[Unit]
-) -> Iterator[tuple[Ranges, tuple[Unit, Decision], tuple[Unit, Decision]]]:
-    """Layers of which two parts (or two repeats of one) differ, with the parts and their decisions."""
+) -> Iterator[tuple[Ranges, tuple[str, Decision], tuple[str, Decision]]]:
+    """Layers of which two parts (or two repeats of one) differ, with the parts, folded, and their decisions."""
     by_decision: list[tuple[Unit, Decision, Ranges]] = []
     for unit in units:
         merged: dict[Decision, Ranges] = {}
         for start, stop, decision in context.assignment.runs(unit):
-            merged[decision] = union(merged.get(decision, ()), unit.layer_ranges(((start, stop),)))
-        by_decision.extend((unit, decision, ranges) for decision, ranges in merged.items())
-    for position, (unit, decision, ranges) in enumerate(by_decision):
-        for other_unit, other, other_ranges in by_decision[position + 1 :]:
+            merged[decision] = union(merged.get(decision, ()), ((start, stop),))
+        by_decision.extend((unit, decision, members) for decision, members in merged.items())
+    for position, (unit, decision, members) in enumerate(by_decision):
+        for other_unit, other, other_members in by_decision[position + 1 :]:
             if not _same(decision, other):
-                common = intersection(ranges, other_ranges)
+                common = intersection(unit.layer_ranges(members), other_unit.layer_ranges(other_members))
                 if common:
-                    yield common, (unit, decision), (other_unit, other)
+                    yield (
+                        common,
+                        (_part_name(unit, members, common), decision),
+                        (_part_name(other_unit, other_members, common), other),
+                    )
+
+
+def _part_name(unit: Unit, members: Ranges, layers: Ranges) -> str:
+    """The parts among `members` that belong to the first of `layers`, which stands for the others."""
+    return unit_spans(unit, intersection(members, (unit.members_of_layer(layers[0][0]),)))[0]
 
 
 def _layer_spans(unit: Unit, layers: Ranges) -> list[str]:
-    from policyquant.plan.spans import spans
-
     members = [unit.layer.indices[i] for start, stop in layers for i in range(start, stop)]
     return spans(unit.layer.names["checkpoint"][0], members)
 

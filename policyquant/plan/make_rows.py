@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
-from policyquant.inventory.layers import GroupForm, LayerSet, NameForm
+from policyquant.inventory.layers import GroupForm, Indices, LayerSet, NameForm
 from policyquant.plan.context import Context
 from policyquant.plan.decide import Decision
 from policyquant.plan.history import Hit
@@ -37,10 +38,10 @@ def _runs(context: Context, units: list[Unit]) -> Iterator[tuple[int, int]]:
             # A boundary inside a layer (between two experts of one tensor) separates that layer from both neighbours.
             cuts.update((start // size, -(-start // size)))
     ordered = sorted(cuts)
-    return zip(ordered, ordered[1:], strict=False)
+    return pairwise(ordered)
 
 
-def _row(context: Context, layer: LayerSet, units: list[Unit], decision: Decision, indices: list[tuple[int, ...]]) -> Row:
+def _row(context: Context, layer: LayerSet, units: list[Unit], decision: Decision, indices: list[Indices]) -> Row:
     stored_apart = layer.tied_to is None or context.policy.untie
     return Row(
         form=layer.names["checkpoint"][0],
@@ -86,24 +87,35 @@ def _group_name(units: list[Unit]) -> NameForm | None:
 def _parts(layer: LayerSet, units: list[Unit]) -> tuple[PartRow, ...]:
     if len(units) == 1 and not units[0].part.repeats:
         return ()
-    result = []
+    shapes: dict[NameForm, list[tuple[int, ...] | None]] = {}
     for unit in units:
-        forms = unit.part.names["checkpoint"]
-        if unit.part.repeats:
-            # One entry for all experts: named as the module's parameter, which all of them share.
-            width = len(layer.indices[0])
-            shared = [
-                form
-                for namespace in ("module", "canonical")
-                for form in unit.part.names.get(namespace, ())
-                if all(position < width for position in form.positions)
-            ]
-            form = shared[0] if shared else forms[0]
-            shape = None if unit.part.shape is None else (unit.part.repeats, *unit.part.shape)
-            result.append(PartRow(form, shape))
-        else:
-            result.append(PartRow(forms[0], unit.part.shape))
-    return tuple(result)
+        shape = unit.part.shape
+        if unit.part.repeats and shape is not None:
+            shape = (unit.part.repeats, *shape)
+        shapes.setdefault(_part_name(layer, unit), []).append(shape)
+    return tuple(PartRow(form, _stacked(of_form)) for form, of_form in shapes.items())
+
+
+def _part_name(layer: LayerSet, unit: Unit) -> NameForm:
+    """A part's own checkpoint name; for all experts of a tensor, the parameter's, which gate and up can share."""
+    forms = unit.part.names["checkpoint"]
+    if not unit.part.repeats:
+        return forms[0]
+    width = len(layer.indices[0])
+    for namespace in ("module", "canonical"):
+        for form in unit.part.names.get(namespace, ()):
+            if all(position < width for position in form.positions):
+                return form
+    return forms[0]
+
+
+def _stacked(shapes: list[tuple[int, ...] | None]) -> tuple[int, ...] | None:
+    """The shape of several weights [..., out, in] stored as one, along `out`."""
+    known = [shape for shape in shapes if shape]
+    if len(known) < len(shapes):
+        return None
+    *leading, _, columns = known[0]
+    return (*leading, sum(shape[-2] for shape in known), columns)
 
 
 def bytes_after(context: Context, layer: LayerSet, units: list[Unit], decision: Decision) -> int | None:

@@ -18,7 +18,9 @@ from policyquant.inventory.collapse import is_index
 from policyquant.inventory.layers import INDEX, Indices, NameForm, Namespace
 from policyquant.plan.ranges import Ranges, from_positions, union
 from policyquant.plan.units import Unit
-from policyquant.policy.patterns import Branch, Pattern, regex_set
+from policyquant.policy.glob_automaton import Branch
+from policyquant.policy.patterns import Pattern, regex_set
+from policyquant.policy.regex_automaton import Automaton
 
 Reach = dict[int, Ranges]
 """Unit number → members reached."""
@@ -55,7 +57,9 @@ class NameTree:
         self._units = units
         self._regexes: dict[str, Reach] = {}
         for unit in units:
-            for form in unit.part.names.get(namespace, ()):
+            # A layer's own name is a name of each of its parts, also where it only holds them (3-D experts).
+            own = unit.layer.names.get(namespace, ())
+            for form in dict.fromkeys((*unit.part.names.get(namespace, ()), *own)):
                 self._insert(unit, form)
 
     def _insert(self, unit: Unit, form: NameForm) -> None:
@@ -100,13 +104,17 @@ class NameTree:
                 child = node.index
                 region = (*region, frozenset((int(part),)))
             node = child
-        _collect(node, region, found)
+        _collect(node.below, region, found)
 
     # --- regular expressions -----------------------------------------------------------------------------------------
 
     def prepare(self, patterns: Iterable[Pattern]) -> None:
-        """Run the regular expressions among `patterns` that tell indices apart together, in one pass over the names."""
-        todo = {p.text: p for p in patterns if p.is_regex and p.sensitive and p.text not in self._regexes}
+        """Run the regular expressions among `patterns` that only RE2 can run together, in one pass over the names."""
+        todo = {
+            p.text: p
+            for p in patterns
+            if p.is_regex and p.automaton is None and p.sensitive and p.text not in self._regexes
+        }
         texts = list(todo)
         for start in range(0, len(texts), REGEXES_AT_ONCE):
             self._run_set([todo[text] for text in texts[start : start + REGEXES_AT_ONCE]])
@@ -125,6 +133,10 @@ class NameTree:
         self._regexes.update((pattern.text, reach) for pattern, reach in zip(patterns, reached, strict=True))
 
     def _reach_regex(self, pattern: Pattern) -> Reach:
+        if pattern.automaton is not None:
+            found: Reach = {}
+            _WholeNames(pattern.automaton, found).visit(self.root, pattern.automaton.initial, (), first=True)
+            return found
         if pattern.sensitive:
             self.prepare((pattern,))
             return self._regexes[pattern.text]
@@ -195,7 +207,7 @@ class _Walk:
     def visit(self, node: Node, state: int, region: Region, *, first: bool = False) -> None:
         branch = self.branch
         if state & branch.accept:
-            _collect(node, region, self.found)
+            _collect(node.below, region, self.found)
             return
         if not first:
             state = branch.step(state, ".")
@@ -205,7 +217,12 @@ class _Walk:
         for part, child in node.children.items():
             after = memory.get((state, part))
             if after is None:
-                memory[state, part] = after = branch.step(state, part)
+                if branch.ranges and is_index(part):
+                    # The one index of a container that does not repeat (`mtp.0`).
+                    after = branch.step_index(state, int(part), int(part) + 1)
+                else:
+                    after = branch.step(state, part)
+                memory[state, part] = after
             if after:
                 self.visit(child, after, region)
         if node.index is not None:
@@ -221,22 +238,54 @@ class _Walk:
             return
         from_end = any(r.from_end for r in ranges)
         for size, narrowed in _by_size(node, region) if from_end else ((0, region),):
-            groups: dict[int, list[int]] = {}
-            for value in measure(node)[0]:
-                after = branch.step_index(state, value, size)
-                if after:
-                    groups.setdefault(after, []).append(value)
-            for after, values in groups.items():
-                self.visit(child, after, (*narrowed, frozenset(values)))
+            every = measure(node)[0]
+            for after, values in branch.groups(state, every, size).items():
+                self.visit(child, after, (*narrowed, None if len(values) == len(every) else frozenset(values)))
 
 
-def _collect(node: Node, region: Region, found: Reach) -> None:
-    for unit, form in node.below:
-        constraints = [
-            (position, frozenset(v + offset for v in values) if offset else values)
-            for values, position, offset in zip(region, form.positions, form.offsets, strict=False)
-            if values is not None
-        ]
+class _WholeNames:
+    """A regular expression on its way through a tree: it matches whole names and covers nothing below them."""
+
+    def __init__(self, automaton: Automaton, found: Reach) -> None:
+        self.automaton = automaton
+        self.found = found
+
+    def visit(self, node: Node, state: int, region: Region, *, first: bool = False) -> None:
+        step = self.automaton.step
+        if not first:
+            if state & self.automaton.accept:
+                _collect(node.entries, region, self.found)
+            state = step(state, ".")
+            if not state:
+                return
+        for part, child in node.children.items():
+            after = step(state, part)
+            if after:
+                self.visit(child, after, region)
+        if node.index is None:
+            return
+        if not self.automaton.sensitive_at(state):
+            after = step(state, "0")
+            if after:
+                self.visit(node.index, after, (*region, None))
+            return
+        groups: dict[int, list[int]] = {}
+        values = measure(node)[0]
+        for value in values:
+            after = step(state, str(value))
+            if after:
+                groups.setdefault(after, []).append(value)
+        for after, alike in groups.items():
+            self.visit(node.index, after, (*region, None if len(alike) == len(values) else frozenset(alike)))
+
+
+def _collect(entries: Iterable[tuple[Unit, NameForm]], region: Region, found: Reach) -> None:
+    for unit, form in entries:
+        constraints: dict[int, frozenset[int]] = {}
+        for values, position, offset in zip(region, form.positions, form.offsets, strict=False):
+            if values is not None:
+                wanted = frozenset(v + offset for v in values) if offset else values
+                constraints[position] = constraints[position] & wanted if position in constraints else wanted
         reached = unit.select(constraints)
         if reached:
             before = found.get(unit.number)
@@ -250,19 +299,30 @@ def measure(node: Node) -> tuple[tuple[int, ...], dict[Indices, int]]:
     """
     if node.measured is None:
         assert node.index is not None
-        values: set[int] = set()
+        values: set[tuple[tuple[int, ...], int]] = set()
         sizes: dict[Indices, int] = {}
         of_predictions: dict[Indices, int] = {}
         for unit, form in node.index.below:
             position, offset = form.positions[node.depth], form.offsets[node.depth]
             counted = of_predictions if unit.layer.prediction else sizes
-            for key, ranges in unit.by_key(form.positions[: node.depth]).items():
-                found = {indices[position] for start, stop in ranges for indices in unit.indices[start:stop]}
+            for key, found in _values_at(unit, form.positions[: node.depth], position):
+                values.add((found, offset))
                 prefix = tuple(value - o for value, o in zip(key, form.offsets, strict=False))
-                values.update(value - offset for value in found)
-                counted[prefix] = max(counted.get(prefix, 0), max(found) - offset + 1)
-        node.measured = (tuple(sorted(values)), of_predictions | sizes)
+                counted[prefix] = max(counted.get(prefix, 0), found[-1] - offset + 1)
+        every = {value - offset for found, offset in values for value in found}
+        node.measured = (tuple(sorted(every)), of_predictions | sizes)
     return node.measured
+
+
+def _values_at(unit: Unit, above: tuple[int, ...], position: int) -> Iterator[tuple[Indices, tuple[int, ...]]]:
+    """The values of the index at `position`, sorted, by the indices at the positions `above`."""
+    if above == tuple(range(position)):
+        for key, tree in unit.tree.nodes(position):
+            yield key, tree.values
+        return
+    for key, ranges in unit.by_key(above).items():
+        members = (indices for start, stop in ranges for indices in unit.indices[start:stop])
+        yield key, tuple(sorted({indices[position] for indices in members}))
 
 
 def _by_size(node: Node, region: Region) -> Iterator[tuple[int, Region]]:

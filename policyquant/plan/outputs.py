@@ -9,7 +9,7 @@ from typing import NamedTuple
 from policyquant.inventory.layers import Indices
 from policyquant.plan.context import Context
 from policyquant.plan.decide import Decision
-from policyquant.plan.ranges import Ranges, union
+from policyquant.plan.ranges import Ranges, intersection, union
 from policyquant.plan.units import Unit
 from policyquant.policy.policy import Fields
 from policyquant.policy.scheme import Quantization
@@ -18,31 +18,28 @@ from policyquant.policy.scheme import Quantization
 class _Trouble(NamedTuple):
     """Why an output cannot be, alike for many layers."""
 
-    code: str
     reason: str
     producer: Decision
-    reader: Decision | None
+    readers: tuple[Decision, ...]
 
 
 def settle_outputs(context: Context) -> None:
     """Complete each short quantized output from its readers; report those that cannot be (PQ110)."""
     troubles: dict[_Trouble, dict[int, Ranges]] = {}
+    settled: dict[tuple[Decision, Quantization], Decision] = {}
     for unit in context.units:
         for start, stop, decision in list(context.assignment.runs(unit)):
             if decision.output_fields is not None:
-                _settle(context, unit, ((start, stop),), decision, troubles)
+                _settle(context, unit, ((start, stop),), decision, troubles, settled)
     for trouble, layers in troubles.items():
-        producer = context.who(trouble.producer.output_hit)
-        rules = [context.place(trouble.producer.output_hit)]
-        if trouble.reader is not None:
-            rules.append(context.place(trouble.reader.hit))
+        hit = trouble.producer.output_hit
         context.add(
-            trouble.code,
+            "PQ110",
             "error",
-            f"the output that {producer} sets to {_show(trouble.producer.output_fields or {})}"
+            f"the output that {context.who_wrote(hit)} sets to {_show(trouble.producer.output_fields or {})}"
             f" cannot be read: {trouble.reason}",
             context.spans(layers),
-            rules,
+            (context.written_at(hit), *(place for reader in trouble.readers for place in context.places(reader))),
         )
 
 
@@ -52,14 +49,19 @@ def _settle(
     within: Ranges,
     decision: Decision,
     troubles: dict[_Trouble, dict[int, Ranges]],
+    settled: dict[tuple[Decision, Quantization], Decision],
 ) -> None:
     fields = decision.output_fields
     assert fields is not None
     for key, ranges in _blocks(unit, within):
         outcome = _read_by(context, unit, key, fields, decision)
         if isinstance(outcome, Quantization):
-            scheme = replace(decision.scheme, output=outcome)
-            context.assignment.change(unit, ranges, lambda d, scheme=scheme: replace(d, scheme=scheme))  # type: ignore[misc]
+            # One object for all blocks that end alike, so that they stay one row.
+            known = settled.get((decision, outcome))
+            if known is None:
+                known = replace(decision, scheme=replace(decision.scheme, output=outcome))
+                settled[decision, outcome] = known
+            context.assignment.put(unit, ranges, known)
         else:
             reached = troubles.setdefault(outcome, {})
             reached[unit.number] = union(reached.get(unit.number, ()), ranges)
@@ -67,8 +69,6 @@ def _settle(
 
 def _blocks(unit: Unit, within: Ranges) -> Iterator[tuple[Indices, Ranges]]:
     """Members by block: by the first index, which is the block's in every layer that repeats."""
-    from policyquant.plan.ranges import intersection
-
     repeated = bool(unit.indices[0])
     for key, ranges in unit.by_key((0,) if repeated else ()).items():
         inside = intersection(ranges, within)
@@ -85,48 +85,44 @@ def _readers(context: Context, unit: Unit, key: Indices) -> Iterator[tuple[Unit,
                 yield reader, ranges
 
 
-def _read_by(
-    context: Context, unit: Unit, key: Indices, fields: Fields, decision: Decision
-) -> Quantization | _Trouble:
+def _read_by(context: Context, unit: Unit, key: Indices, fields: Fields, decision: Decision) -> Quantization | _Trouble:
     """What the output is, as all its readers take it."""
     if unit.layer.feeds is None:
-        return _Trouble(
-            "PQ110", "which layers read it is not known for this architecture", decision, None
-        )
+        return _Trouble("which layers read it is not known for this architecture", decision, ())
     agreed: Quantization | None = None
     first: Decision | None = None
     for reader, ranges in _readers(context, unit, key):
         for _, _, other in context.assignment.within(reader, ranges):
-            if other is first:
-                continue
             name = reader.layer.names["checkpoint"][0].template.replace("#", "N")
             taken = other.scheme.input
             if taken is None:
-                return _Trouble(
-                    "PQ110", f"{name} takes no quantized input ({_by(context, other)})", decision, other
-                )
+                return _Trouble(f"{name} takes no quantized input ({_by(context, other)})", decision, (other,))
             refused = next((f for f, value in fields.items() if getattr(taken, f) != value), None)
             if refused is not None:
                 return _Trouble(
-                    "PQ110",
                     f"{name} takes {taken}, and the output's {refused} is {fields[refused]} ({_by(context, other)})",
                     decision,
-                    other,
+                    (other,),
                 )
-            if agreed is not None and taken != agreed:
+            if first is None:
+                agreed, first = taken, other
+            elif taken != agreed:
                 return _Trouble(
-                    "PQ110", f"its readers differ: {name} takes {taken}, another {agreed}", decision, other
+                    f"its readers differ: {name} takes {taken} ({_by(context, other)}), another {agreed}"
+                    f" ({_by(context, first)})",
+                    decision,
+                    (first, other),
                 )
-            agreed, first = taken, other
     if agreed is None:
-        return _Trouble("PQ110", "no layer reads it as it is", decision, None)
+        return _Trouble("no layer reads it as it is", decision, ())
     return agreed
 
 
 def _by(context: Context, decision: Decision) -> str:
-    method = decision.scheme.method
-    return f"{method} by {context.who(decision.hit)}" if decision.decided_by == "rule" else f"{method}, not by a rule"
+    return f"{decision.scheme.method} {context.because(decision)}"
 
 
 def _show(fields: Fields) -> str:
-    return ", ".join(str(value) for value in fields.values())
+    if len(fields) == 1:
+        return str(fields["dtype"])
+    return ", ".join(f"{name} {value}" for name, value in fields.items())

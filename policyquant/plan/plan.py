@@ -16,7 +16,8 @@ from policyquant.plan.summary import Total, summary_json, total
 from policyquant.version import VERSION
 
 if TYPE_CHECKING:
-    from policyquant.plan.explain import Explanation, Explainer
+    from policyquant.plan.context import Context
+    from policyquant.plan.explain import Explainer, Explanation
 
 FORMAT_VERSION = 1
 
@@ -51,14 +52,17 @@ class Plan:
 
     model: ModelInfo
     policy: PolicyInfo
-    rows: tuple[Row, ...]
-    findings: tuple[Finding, ...]
-    _explainer: Explainer | None = None
-    _lookup: dict[str, list[Row]] = field(default_factory=dict)
+    rows: tuple[Row, ...] = field(repr=False)
+    findings: tuple[Finding, ...] = field(repr=False)
+    _explainer: Explainer | None = field(default=None, repr=False)
+    _lookup: dict[str, list[Row]] = field(default_factory=dict, repr=False)
 
     def layers(self) -> Iterator[LayerPlan]:
         """Every layer, in the order of the inventory."""
         return (row.at(indices) for row in self.rows for indices in row.indices)
+
+    def __iter__(self) -> Iterator[LayerPlan]:
+        return self.layers()
 
     def __len__(self) -> int:
         return sum(row.count for row in self.rows)
@@ -74,6 +78,9 @@ class Plan:
         """
         found = self._find(name)
         if found is None:
+            inside = sum(layer.startswith(f"{name}.") for row in self.rows for layer in row.names())
+            if inside:
+                raise KeyError(f"{name!r} is no layer but a module with {inside:,} layers inside")
             raise KeyError(f"no layer is named {name!r}{did_you_mean(name, self._near(name))}")
         row, indices = found
         return row.at(indices)
@@ -97,7 +104,10 @@ class Plan:
 
     def _near(self, name: str) -> list[str]:
         """One real name a row, with the asked-for indices where the row has them."""
-        _, indices = template_of(name)
+        try:
+            _, indices = template_of(name)
+        except PolicyQuantError:  # No model has such a name, so none is near it.
+            return []
         return [row.form.fill(indices if indices in row.members else row.indices[0]) for row in self.rows]
 
     def explain(self, name: str) -> Explanation:
@@ -114,6 +124,11 @@ class Plan:
             )
         layer = self[name]
         return self._explainer.explain(name, layer)
+
+    @property
+    def context(self) -> Context | None:
+        """The resolution that it came from, for what asks more of it than its outcome; None if read from a file."""
+        return None if self._explainer is None else self._explainer.context
 
     @property
     def total(self) -> Total:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from policyquant.plan.context import Context
 from policyquant.plan.ranges import Ranges, union
+from policyquant.policy.load import PROTECTED
 from policyquant.policy.scheme import Quantization
-
-DEFAULT_PROTECTED = frozenset({"head", "embedding", "router"})
 
 
 def check_policy(context: Context) -> None:
-    """Note lifted protection (PQ305) and requantized layers (PQ306); warn of a policy that quantizes nothing (PQ204)."""
-    lifted = DEFAULT_PROTECTED - context.policy.protect
+    """Note lifted protection (PQ305) and requantized layers (PQ306); warn if nothing is quantized (PQ204)."""
+    lifted = PROTECTED - context.policy.protect
     if lifted:
         place = str(context.policy.protect_location or context.policy.source)
         context.add(
@@ -22,7 +21,7 @@ def check_policy(context: Context) -> None:
             (place,),
         )
     quantizes = False
-    requantized: dict[tuple[str, str], dict[int, Ranges]] = {}
+    requantized: dict[tuple[str, str, str], dict[int, Ranges]] = {}
     for unit in context.units:
         stored = unit.layer.stored
         for start, stop, decision in context.assignment.runs(unit):
@@ -33,17 +32,17 @@ def check_policy(context: Context) -> None:
                 or isinstance(scheme.output, Quantization)
                 or scheme.method == "dequantize"
             )
-            if stored is not None and scheme.weight is not None and stored.method != scheme.method:
-                reached = requantized.setdefault((stored.method, scheme.method), {})
+            if stored is not None and scheme.weight is not None:
+                reached = requantized.setdefault((stored.description, scheme.method, context.places(decision)[0]), {})
                 reached[unit.number] = union(reached.get(unit.number, ()), ((start, stop),))
-    for (before, after), reached in requantized.items():
+    for (before, after, place), reached in requantized.items():
         context.add(
             "PQ306",
             "note",
-            f"these layers are stored as {before} and will be requantized to {after}, which loses precision twice",
+            f"{place}: these layers are stored quantized ({before}) and will be requantized to {after}, which loses"
+            " precision a second time; `none` leaves them as they are stored, `dequantize` turns them back",
             context.spans(reached),
+            (place,),
         )
     if not quantizes:
-        context.add(
-            "PQ204", "warning", f"{context.policy.source}: this policy quantizes nothing on this model", (), ()
-        )
+        context.add("PQ204", "warning", f"{context.policy.source}: this policy quantizes nothing on this model")

@@ -34,6 +34,8 @@ def union(first: Ranges, second: Ranges) -> Ranges:
     """Positions in either."""
     if not first or not second or first == second:
         return first or second
+    if first[-1][1] < second[0][0]:
+        return (*first, *second)
     result: list[tuple[int, int]] = []
     for start, stop in sorted((*first, *second)):
         if result and start <= result[-1][1]:

@@ -1,15 +1,16 @@
 """Resolution: inventory × policy = plan. Decides from names alone; no weight is read.
 
-    rules reach units      every pattern once over the names, folded      (matching)
-    histories              which rules reached each member, in order      (history)
-    decisions              the precedence of the language                 (decide)
-    ties, outputs          decisions that depend on those of other layers
-    checks                 groups, shapes, expectations, dead rules
-    rows                   layers alike in all but their indices
+rules reach units      every pattern once over the names, folded      (matching)
+histories              which rules reached each member, in order      (history)
+decisions              the precedence of the language                 (decide)
+ties, outputs          decisions that depend on those of other layers
+checks                 groups, shapes, expectations, dead rules
+rows                   layers alike in all but their indices
 """
 
 from __future__ import annotations
 
+from policyquant.collector import collector_paused
 from policyquant.errors import PolicyQuantError
 from policyquant.inventory.inventory import Inventory
 from policyquant.plan.assignment import Assignment
@@ -21,6 +22,7 @@ from policyquant.plan.groups import check_groups
 from policyquant.plan.history import History, Hit, Segments
 from policyquant.plan.make_rows import make_rows
 from policyquant.plan.matching import Match, Matcher
+from policyquant.plan.namespace_findings import check_namespaces
 from policyquant.plan.outputs import settle_outputs
 from policyquant.plan.plan import ModelInfo, Plan, PolicyInfo
 from policyquant.plan.policy_findings import check_policy
@@ -33,6 +35,7 @@ from policyquant.plan.units import Unit, units_of
 from policyquant.policy.policy import Policy, Rule
 
 
+@collector_paused()
 def resolve(policy: Policy, inventory: Inventory) -> Plan:
     """Decide a scheme for every layer of a model.
 
@@ -48,6 +51,7 @@ def resolve(policy: Policy, inventory: Inventory) -> Plan:
     settle_ties(context)
     settle_outputs(context)
     check_rules(context)
+    check_namespaces(context)
     check_groups(context)
     check_shapes(context)
     check_policy(context)
@@ -88,8 +92,9 @@ def _decide(context: Context) -> Assignment:
             for unit_number, ranges in match.reach.items():
                 unit = context.units[unit_number]
                 if rule.kinds is None or unit.layer.kind in rule.kinds:
-                    _record(context, segments[unit_number], unit, ranges, rule, Hit(number, position, match.namespace, False), match)
-    decider = Decider(context.policy)
+                    hit = Hit(number, position, match.namespace, False)
+                    _record(context, segments[unit_number], unit, ranges, rule, hit, match)
+    decider = Decider(context.policy, context.model_dtype)
     return Assignment(
         context.units,
         [

@@ -7,16 +7,15 @@ from functools import cache
 
 from policyquant.findings import Level
 from policyquant.inventory.kinds import Kind
-from policyquant.inventory.layers import Namespace, own_name
+from policyquant.inventory.layers import own_name
 from policyquant.plan.context import Context
 from policyquant.plan.decide import Decision
-from policyquant.plan.matching import Match
 from policyquant.plan.names import NameTree
 from policyquant.plan.ranges import Ranges, union
 from policyquant.plan.suggest import suggestion
 from policyquant.plan.units import units_of
 from policyquant.policy.methods import METHODS
-from policyquant.policy.patterns import Pattern, PatternError
+from policyquant.policy.patterns import Pattern
 from policyquant.policy.policy import Rule
 
 Layers = dict[int, Ranges]
@@ -31,8 +30,8 @@ class _Record:
     remains: bool = False
     """Whether anything of it is in a final scheme."""
     stopped: Layers = field(default_factory=dict)
-    passed: dict[str, Layers] = field(default_factory=dict)
-    """Layers by the reason why it passed over them."""
+    reasons: set[str] = field(default_factory=set)
+    """Why it did nothing to layers."""
     beaten_by: dict[int, None] = field(default_factory=dict)
     named_by_wildcard: Layers = field(default_factory=dict)
 
@@ -49,8 +48,6 @@ def check_rules(context: Context) -> None:
             _no_such_kind(context, rule)
         if record.reached:
             _took_nothing(context, rule, record)
-        _other_namespaces(context, rule, number)
-        _prediction_layers(context, rule, number)
         if record.named_by_wildcard and rule.origin != "preset":
             layers = context.spans(record.named_by_wildcard)
             kinds = sorted({context.units[n].layer.kind for n in record.named_by_wildcard})
@@ -80,20 +77,22 @@ def _records(context: Context) -> list[_Record]:
 
 
 def _note(context: Context, records: list[_Record], unit: int, ranges: Ranges, decision: Decision) -> None:
-    remaining = {hit.rule for hit in (decision.hit, *decision.refined_by) if hit is not None}
+    # A tied layer may be decided by a rule that reached only the layer it is tied to, and counts there.
+    decider = None if decision.decided_by == "tie" else decision.hit
+    remaining = {hit.rule for hit in (decider, *decision.refined_by) if hit is not None}
     protected = context.units[unit].layer.kind in context.policy.protect
     for step in decision.steps:
         if step.hit is None:
             continue
         record = records[step.hit.rule]
         _add(record.reached, unit, ranges)
-        if step.effect == "stopped":
-            _add(record.stopped, unit, ranges)
-        elif step.effect == "passes":
-            _add(record.passed.setdefault(step.reason, {}), unit, ranges)
+        if step.effect in ("stopped", "passes"):
+            record.reasons.add(step.reason)
+            if step.effect == "stopped":
+                _add(record.stopped, unit, ranges)
         else:
             record.applied = True
-            if step.hit.rule in remaining and decision.decided_by != "tie":
+            if step.hit.rule in remaining:
                 record.remains = True
             elif decision.hit is not None:
                 record.beaten_by.setdefault(decision.hit.rule)
@@ -139,15 +138,9 @@ def _reaches_nothing(context: Context, rule: Rule, pattern: Pattern) -> None:
 
 def _tensor_suffix(context: Context, pattern: Pattern) -> str | None:
     """`.weight`, if the pattern matches the full name of some tensor with that ending."""
-    if "." not in pattern.text and "*" not in pattern.text:
-        return None
-    for unit in context.units:
-        for tensor in unit.layer.tensors:
-            for form in unit.layer.names["checkpoint"]:
-                members = unit.layer.indices if pattern.sensitive else unit.layer.indices[:1]
-                if any(pattern.matches(f"{name}.{tensor.suffix}".lstrip(".")) for name in form.fill_all(members)):
-                    return f".{tensor.suffix}"
-    return None
+    tree, suffixes = context.tensors
+    reached = next(iter(tree.reach(pattern)), None)
+    return None if reached is None else f".{suffixes[reached]}"
 
 
 @cache
@@ -188,7 +181,7 @@ def _no_such_kind(context: Context, rule: Rule) -> None:
     )
 
 
-# --- a rule that reaches something, in vain ----------------------------------------------------------------------------
+# --- a rule that reaches something, in vain --------------------------------------------------------------------------
 
 
 def _took_nothing(context: Context, rule: Rule, record: _Record) -> None:
@@ -206,7 +199,7 @@ def _took_nothing(context: Context, rule: Rule, record: _Record) -> None:
                 rules,
             )
         return
-    if record.stopped:
+    if record.stopped and rule.fields.method is not None:
         if own:
             context.add(
                 "PQ202",
@@ -217,8 +210,8 @@ def _took_nothing(context: Context, rule: Rule, record: _Record) -> None:
                 place,
             )
         return
-    reasons = "; ".join(sorted(record.passed)) or "nothing it says applies"
-    level: Level = "error" if own and not rule.optional else "note"
+    reasons = "; ".join(sorted(record.reasons))
+    level: Level = "error" if own else "note"
     if rule.fields.method is None:
         code = "PQ104" if level == "error" else "PQ302"
         message = f"{_at(rule)} has nothing to refine or set: {reasons}"
@@ -237,63 +230,3 @@ def _naming(context: Context, layers: Layers) -> str:
     kinds = sorted({context.units[number].layer.kind for number in layers})
     last = sorted({"*." + span.rpartition(".")[2] for span in context.spans(layers)})
     return f"{', '.join(repr(text) for text in last[:3])}, or `kind: {kinds[0]}`"
-
-
-# --- names that would reach more ---------------------------------------------------------------------------------------
-
-
-def _other_namespaces(context: Context, rule: Rule, number: int) -> None:
-    if rule.origin == "preset":
-        return
-    for match in context.matches[number]:
-        for namespace, added in _added(context, rule, match):
-            context.add(
-                "PQ203",
-                "warning",
-                f"{rule.location}: {match.pattern.text!r} is a pattern over {match.namespace} names, where it reaches"
-                f" something; as {namespace} names it would also reach {_names(context, added)}",
-                context.spans(added),
-                (str(rule.location),),
-            )
-
-
-def _added(context: Context, rule: Rule, match: Match) -> list[tuple[Namespace, Layers]]:
-    result = []
-    for namespace, added in match.elsewhere:
-        wanted = {n: r for n, r in added.items() if rule.kinds is None or context.units[n].layer.kind in rule.kinds}
-        if wanted:
-            result.append((namespace, wanted))
-    return result
-
-
-def _prediction_layers(context: Context, rule: Rule, number: int) -> None:
-    """A canonical rule for `decoder.…` says nothing of the prediction layers, which are easily forgotten."""
-    if rule.origin == "preset":
-        return
-    for match in context.matches[number]:
-        if match.namespace != "canonical" or match.pattern.first_part() != "decoder":
-            continue
-        try:
-            twin = Pattern.compile("mtp" + match.pattern.text.removeprefix("decoder"))
-        except PatternError:
-            continue
-        found = context.matcher.trees["canonical"].reach(twin)
-        left: Layers = {}
-        for unit_number, ranges in found.items():
-            unit = context.units[unit_number]
-            if rule.kinds is not None and unit.layer.kind not in rule.kinds:
-                continue
-            for start, stop, decision in context.assignment.within(unit, ranges):
-                if all(step.hit is None or step.hit.rule != number for step in decision.steps) and (
-                    rule.fields.method is not None and decision.scheme.method != rule.fields.method
-                ) and unit.layer.kind in METHODS[rule.fields.method].kinds - context.policy.protect:
-                    _add(left, unit_number, ((start, stop),))
-        if left:
-            context.add(
-                "PQ304",
-                "note",
-                f"{rule.location}: {match.pattern.text!r} leaves the prediction layers to another decision;"
-                f" {twin.text!r} would reach them",
-                context.spans(left),
-                (str(rule.location),),
-            )

@@ -26,10 +26,10 @@ def check_shapes(context: Context) -> None:
         context.add(
             "PQ107",
             "error",
-            f"{decision.scheme.method} by {context.who(decision.hit)} needs an input dimension that is a multiple of"
+            f"{decision.scheme.method} {context.because(decision)} needs an input dimension that is a multiple of"
             f" {group}, but it is {columns} (shape {', '.join(shapes)}); {_advice(decision, columns)}",
             context.spans(reached),
-            (context.place(decision.hit),),
+            context.places(decision),
         )
 
 

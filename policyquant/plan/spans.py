@@ -4,41 +4,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from math import prod
 
 from policyquant.inventory.layers import INDEX, Indices, NameForm
+from policyquant.plan.index_tree import IndexTree
 from policyquant.plan.ranges import Ranges, from_positions
 from policyquant.plan.units import Unit
 
 
 def spans(form: NameForm, members: Sequence[Indices]) -> list[str]:
     """The names of `members`, repeated ones written as index ranges."""
+    return [text for text, _ in counted_spans(form, members)]
+
+
+def counted_spans(form: NameForm, members: Sequence[Indices]) -> list[tuple[str, int]]:
+    """The same, each with the number of names that it stands for."""
     if not form.positions:
-        return [escape(form.template)]
-    values = sorted({tuple(m[p] - o for p, o in zip(form.positions, form.offsets, strict=True)) for m in members})
-    return [_fill(form.template, box) for box in _boxes(values)]
+        return [(escape(form.template), 1)]
+    if any(form.offsets) or form.positions != tuple(range(len(members[0]))):
+        pairs = tuple(zip(form.positions, form.offsets, strict=True))
+        members = [tuple([m[p] - o for p, o in pairs]) for m in members]
+    tree = IndexTree.of(sorted(set(members)))
+    return [(_fill(form.template, box), prod(map(len, box))) for box in tree.boxes(((0, tree.count),))]
 
 
 def unit_spans(unit: Unit, ranges: Ranges, *, layer: bool = False) -> list[str]:
     """The checkpoint names of members of a unit (`layer`: of the layers they belong to) as spans."""
-    if layer or not unit.part.names.get("checkpoint"):
+    form = None if layer else next(iter(unit.part.names.get("checkpoint", ())), None)
+    if form is None:
         members = [unit.layer.indices[i] for start, stop in unit.layer_ranges(ranges) for i in range(start, stop)]
         return spans(unit.layer.names["checkpoint"][0], members)
-    members = [unit.indices[i] for start, stop in ranges for i in range(start, stop)]
-    return spans(unit.part.names["checkpoint"][0], members)
-
-
-def _boxes(values: Sequence[Indices]) -> list[list[list[int]]]:
-    """Index tuples as products of value lists, one per index: exact, and few for what occurs in models."""
-    width = len(values[0])
-    if width == 1:
-        return [[[v for (v,) in values]]]
-    by_rest: dict[tuple[Indices, ...], list[int]] = {}
-    rests: dict[int, list[Indices]] = {}
-    for first, *rest in values:
-        rests.setdefault(first, []).append(tuple(rest))
-    for first, rest_of in rests.items():
-        by_rest.setdefault(tuple(rest_of), []).append(first)
-    return [[firsts, *box] for rest_values, firsts in by_rest.items() for box in _boxes(rest_values)]
+    if form.positions == tuple(range(len(unit.indices[0]))) and not any(form.offsets):
+        return [_fill(form.template, box) for box in unit.tree.boxes(ranges)]
+    return spans(form, [unit.indices[i] for start, stop in ranges for i in range(start, stop)])
 
 
 def _fill(template: str, box: Sequence[Sequence[int]]) -> str:

@@ -9,7 +9,6 @@ from policyquant.plan.spans import escape
 from policyquant.plan.units import Unit
 from policyquant.policy.patterns import Pattern, PatternError
 
-
 MOST_SUGGESTIONS = 20
 """A policy for another model can have thousands of dead rules; the first few tell the story."""
 

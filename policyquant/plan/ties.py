@@ -16,9 +16,7 @@ def settle_ties(context: Context) -> None:
     method does not take (PQ109). With `untie: true` every name keeps its own."""
     if context.policy.untie:
         return
-    by_name = {
-        unit.layer.names["checkpoint"][0].template: unit for unit in context.units if not unit.layer.indices[0]
-    }
+    by_name = {unit.layer.names["checkpoint"][0].template: unit for unit in context.units if not unit.layer.indices[0]}
     storages: dict[str, list[Unit]] = {}
     for unit in context.units:
         if unit.layer.tied_to is not None and unit.layer.tied_to in by_name:
@@ -38,11 +36,11 @@ def _settle(context: Context, units: list[Unit]) -> None:
             context.add(
                 "PQ108",
                 "error",
-                f"{', '.join(names)} share one storage, but {describe(chosen)} is asked for by"
-                f" {context.who(chosen.hit)} and {describe(other)} by {context.who(other.hit)}; decide the same, or"
+                f"{', '.join(names)} share one storage, but {describe(chosen)} is asked for"
+                f" {context.because(chosen)} and {describe(other)} {context.because(other)}; decide the same, or"
                 " write `untie: true` to store them apart",
                 names,
-                (context.place(chosen.hit), context.place(other.hit)),
+                (*context.places(chosen), *context.places(other)),
             )
             return
     else:
@@ -56,23 +54,31 @@ def _settle(context: Context, units: list[Unit]) -> None:
             context.add(
                 "PQ109",
                 "error",
-                f"{', '.join(names)} share one storage; {context.who(chosen.hit)} asks for {chosen.scheme.method},"
-                f" which does not take {kinds} layers; write `untie: true` to store them apart, or choose a method"
+                f"{', '.join(names)} share one storage; {chosen.scheme.method}, asked for {context.because(chosen)},"
+                f" does not take {kinds} layers; write `untie: true` to store them apart, or choose a method"
                 " that takes both (fp8_weight_only, int8_weight_only, int4_weight_only)",
                 names,
-                (context.place(chosen.hit),),
+                context.places(chosen),
             )
             return
     for unit, decision in zip(units, decisions, strict=True):
         if not _agree(decision, chosen):
-            context.assignment.change(unit, unit.all, lambda d: _tied(d, chosen))
+            context.assignment.put(unit, unit.all, _tied(decision, chosen))
 
 
 def _tied(decision: Decision, chosen: Decision) -> Decision:
-    scheme = replace(
-        chosen.scheme, output=decision.scheme.output, kv_cache=decision.scheme.kv_cache
+    """A decision with the chosen one's weight and input; what it emits is each layer's own affair."""
+    scheme = replace(chosen.scheme, output=decision.scheme.output)
+    own = decision.output_hit
+    refined = [hit for hit in chosen.refined_by if hit != chosen.output_hit]
+    return replace(
+        decision,
+        scheme=scheme,
+        decided_by="tie",
+        hit=chosen.hit,
+        refined_by=tuple(refined if own is None or own in refined else (*refined, own)),
+        beaten=tuple(hit for hit in (*decision.beaten, *decision.refined_by, decision.hit) if hit not in (None, own)),
     )
-    return replace(decision, scheme=scheme, decided_by="tie", hit=chosen.hit)
 
 
 def _agree(first: Decision, second: Decision) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from policyquant.inventory.layers import Indices, LayerSet, Namespace, Part
-from policyquant.plan.ranges import Ranges, from_positions, intersection
+from policyquant.plan.index_tree import IndexTree
+from policyquant.plan.ranges import Ranges, from_positions
 
 
 @dataclass(eq=False)
@@ -80,22 +81,14 @@ class Unit:
             for key, members in groups.items():
                 yield key, from_positions(members)
 
-    def select(self, constraints: Sequence[tuple[int, frozenset[int]]]) -> Ranges:
+    @cached_property
+    def tree(self) -> IndexTree:
+        """The same indices as a tree."""
+        return IndexTree.of(self.indices)
+
+    def select(self, constraints: Mapping[int, frozenset[int]]) -> Ranges:
         """Members whose index at each given position is one of the given values."""
-        if not constraints:
-            return self.all
-        result: Ranges | None = None
-        for position, values in constraints:
-            groups = self.by_key((position,))
-            if len(values) <= len(groups):
-                hits = [groups[key] for v in values if (key := (v,)) in groups]
-            else:
-                hits = [ranges for (v,), ranges in groups.items() if v in values]
-            reached = _merged(hits)
-            result = reached if result is None else intersection(result, reached)
-            if not result:
-                return ()
-        return result or ()
+        return self.tree.select(constraints) if constraints else self.all
 
     def names(self, namespace: Namespace, member: int) -> list[str]:
         """All names of one member in a namespace, its own first."""
@@ -112,16 +105,6 @@ class Unit:
         if position < len(self.indices) and self.indices[position] == indices:
             return position
         return None
-
-
-def _merged(hits: Iterable[Ranges]) -> Ranges:
-    result: list[tuple[int, int]] = []
-    for start, stop in sorted(r for ranges in hits for r in ranges):
-        if result and start <= result[-1][1]:
-            result[-1] = (result[-1][0], max(stop, result[-1][1]))
-        else:
-            result.append((start, stop))
-    return tuple(result)
 
 
 def units_of(sets: Sequence[LayerSet]) -> list[Unit]:

@@ -44,6 +44,9 @@ DOCUMENT_KEYS: Final = (
 RULE_KEYS: Final = ("match", "kind", "optional", *SCHEME_KEYS)
 EXPECT_KEYS: Final = ("layers", "bits_per_weight")
 
+MOST_ALTERNATIVES: Final = 100_000
+"""Of all patterns together: about a second of work and 50 MB. One pattern alone may have 10,000."""
+
 BITS: Final = re.compile(r"\s*(<=|<|>=|>|==)\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*")
 """What `bits_per_weight` reads like."""
 
@@ -173,13 +176,18 @@ def _pattern(node: Node, name: str, problems: Problems) -> Pattern | None:
         values.wrong(node, name, "a pattern", problems, advice)
         return None
     try:
-        return Pattern.compile(node.value)
+        pattern = Pattern.compile(node.value)
     except PatternError as error:
         location = node.location
         if node.offset is not None and location.column is not None:
             location = location._replace(column=location.column + node.offset + error.offset)
         problems.add(location, f"pattern {show(node.value)}: {error}")
         return None
+    problems.alternatives += len(pattern.branches)
+    if problems.alternatives > MOST_ALTERNATIVES:
+        problems.add(node.location, f"the patterns of this policy have more than {MOST_ALTERNATIVES:,} alternatives")
+        problems.raise_if_any()
+    return pattern
 
 
 def _patterns(node: Node, name: str, problems: Problems) -> tuple[Pattern, ...]:
@@ -234,7 +242,7 @@ def _rule(node: Node, origin: Origin, problems: Problems) -> Rule:
     return Rule(
         _patterns(found["match"].value, "match", problems) if "match" in found else (),
         _kinds(found["kind"].value, problems) if "kind" in found else None,
-        scheme_of(found.values(), node.location, problems),
+        scheme_of(node, RULE_KEYS, problems),
         node.location,
         origin,
         _optional(found.get("optional"), problems),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from policyquant.collector import collector_paused
 from policyquant.errors import Location, PolicyError, Problem, did_you_mean
 from policyquant.inventory.kinds import Kind
 from policyquant.policy.check import Document, check
@@ -24,6 +25,7 @@ _MOST_FILES: Final = 100
 """Files of one policy: its own and all that it extends, directly and through others."""
 
 
+@collector_paused()
 def load_policy(source: str | os.PathLike[str] | Mapping[str, Any] | Policy) -> Policy:
     """Read a policy, check it, and merge in what it extends.
 

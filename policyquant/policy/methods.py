@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from policyquant.inventory.kinds import Kind
+from policyquant.inventory.kinds import KINDS, Kind
 from policyquant.policy.scheme import Quantization
 
-_WEIGHTS: Final = frozenset[Kind]({"linear", "moe", "head", "router"})
-_WEIGHTS_AND_EMBEDDING: Final = _WEIGHTS | {"embedding"}
+_WEIGHTS: Final[frozenset[Kind]] = frozenset({"linear", "moe", "head", "router"})
+_WEIGHTS_AND_EMBEDDING: Final[frozenset[Kind]] = frozenset({*_WEIGHTS, "embedding"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Choices:
     scale_ub: bool = False
 
     def fields(self) -> list[str]:
-        """The fields that may be written, in the order in which they are documented."""
-        names = [name for name in _CHOICE_FIELDS if getattr(self, name)]
+        """The fields that leave a choice, in the order in which they are documented."""
+        names = [name for name in _CHOICE_FIELDS if len(getattr(self, name)) > 1]
         return [*names, *(name for name in ("scale", "scale_ub") if getattr(self, name))]
 
 
@@ -88,43 +88,55 @@ class MethodSpec:
             changes.setdefault("granularity", "group")
         elif "block" in changes:
             changes.setdefault("granularity", "block")
+        elif changes.get("scheme") == "static":
+            changes.setdefault("granularity", "tensor")  # One fixed scale cannot follow tokens.
         for name, value in changes.items():
-            if getattr(base, name) == value:
-                continue  # Writing out what holds anyway is no refinement.
-            allowed = getattr(choices, name, False)
-            if name in ("scale", "scale_ub"):
-                if not allowed:
-                    raise FieldError(side, name, f"method {self.name!r} takes no {side} {name}")
-            elif not allowed:
-                have = ", ".join(choices.fields()) or "nothing"
-                raise FieldError(
-                    side, name, f"method {self.name!r} has {side} {name} {_show(getattr(base, name))};"
-                    f" a policy may set: {have}"
-                )
-            elif value not in allowed:
-                expected = ", ".join(_show(choice) for choice in allowed)
-                raise FieldError(
-                    side, name, f"method {self.name!r} takes {side} {name} {expected}, not {_show(value)}"
-                )
-        granularity = changes.get("granularity", base.granularity)
-        if granularity != "group":
-            changes.setdefault("group", None)
-        elif "group" not in changes and base.group is None:
-            changes["group"] = 128 if 128 in choices.group else choices.group[0]
-        if granularity != "block":
-            changes.setdefault("block", None)
-        elif "block" not in changes and base.block is None:
-            changes["block"] = choices.block[0]
-        if granularity != "group" and changes["group"] is not None:
-            raise FieldError(side, "group", f"{side} group contradicts granularity {granularity!r}")
-        if granularity != "block" and changes["block"] is not None:
-            raise FieldError(side, "block", f"{side} block contradicts granularity {granularity!r}")
+            if getattr(base, name) != value:  # Writing out what holds anyway is no refinement.
+                self._check(side, base, choices, name, value)
+        _complete(changes, base, choices)
         result = replace(base, **changes)  # type: ignore[arg-type]  # field names and types were checked above
-        if result.scale is not None and result.scheme != "static":
-            raise FieldError(side, "scale", f"{side} scale needs scheme: static")
-        if result.scale_ub is not None and result.scheme != "dynamic":
-            raise FieldError(side, "scale_ub", f"{side} scale_ub needs scheme: dynamic")
+        _check_together(side, result)
         return result
+
+    def _check(self, side: str, base: Quantization, choices: Choices, name: str, value: object) -> None:
+        """Refuse a field that this method does not take, or a value of it."""
+        allowed: bool | tuple[object, ...] = getattr(choices, name, False)
+        if allowed is True:
+            return
+        if not allowed:
+            have = ", ".join(choices.fields()) or "nothing"
+            stands = getattr(base, name)
+            holds = f"takes no {side} {name}" if stands is None else f"has {side} {name} {_show(stands)}"
+            raise FieldError(side, name, f"method {self.name!r} {holds}; a policy may set: {have}")
+        if value not in allowed:
+            expected = ", ".join(_show(choice) for choice in allowed)
+            raise FieldError(side, name, f"method {self.name!r} takes {side} {name} {expected}, not {_show(value)}")
+
+
+def _complete(changes: dict[str, object], base: Quantization, choices: Choices) -> None:
+    """A change of granularity brings the group or block that it needs, and drops the one that it does not."""
+    granularity = changes.get("granularity", base.granularity)
+    if granularity != "group":
+        changes.setdefault("group", None)
+    elif "group" not in changes and base.group is None:
+        changes["group"] = 128 if 128 in choices.group else choices.group[0]
+    if granularity != "block":
+        changes.setdefault("block", None)
+    elif "block" not in changes and base.block is None:
+        changes["block"] = choices.block[0]
+
+
+def _check_together(side: str, result: Quantization) -> None:
+    """Refuse fields that contradict each other."""
+    for field in ("group", "block"):
+        if getattr(result, field) is not None and result.granularity != field:
+            raise FieldError(side, field, f"{side} {field} contradicts granularity {result.granularity!r}")
+    if result.scheme == "static" and result.granularity == "token":
+        raise FieldError(side, "granularity", f"a static {side} scale is per tensor, not per token")
+    if result.scale is not None and result.scheme != "static":
+        raise FieldError(side, "scale", f"{side} scale needs scheme: static")
+    if result.scale_ub is not None and result.scheme != "dynamic":
+        raise FieldError(side, "scale_ub", f"{side} scale_ub needs scheme: dynamic")
 
 
 class FieldError(Exception):
@@ -153,7 +165,7 @@ METHODS: Final[Mapping[str, MethodSpec]] = _table(
         "none",
         "Leave the layer exactly as it is stored.",
         "For layers that must keep their precision: routers, heads, the first and last blocks.",
-        frozenset(_WEIGHTS_AND_EMBEDDING | {"norm", "activation", "attention", "conv", "other"}),
+        frozenset(KINDS),
     ),
     MethodSpec(
         "fp8",
@@ -163,9 +175,7 @@ METHODS: Final[Mapping[str, MethodSpec]] = _table(
         Quantization("float8_e4m3fn", "channel"),
         Quantization("float8_e4m3fn", "token", scheme="dynamic"),
         Choices(granularity=("channel", "tensor"), dtype=_FP8),
-        Choices(
-            granularity=("token", "tensor"), dtype=_FP8, scheme=("dynamic", "static"), scale=True, scale_ub=True
-        ),
+        Choices(granularity=("token", "tensor"), dtype=_FP8, scheme=("dynamic", "static"), scale=True, scale_ub=True),
     ),
     MethodSpec(
         "fp8_block",
@@ -244,9 +254,7 @@ METHODS: Final[Mapping[str, MethodSpec]] = _table(
         "NVFP4: FP4 weights and activations in groups of 16 with FP8 scales and one FP32 scale per tensor.",
         "Blackwell's native 4-bit format; 4.5 bits per weight.",
         _WEIGHTS,
-        Quantization(
-            "float4_e2m1fn", "group", group=16, scale_dtype="float8_e4m3fn", global_scale_dtype="float32"
-        ),
+        Quantization("float4_e2m1fn", "group", group=16, scale_dtype="float8_e4m3fn", global_scale_dtype="float32"),
         Quantization(
             "float4_e2m1fn",
             "group",
@@ -262,14 +270,7 @@ METHODS: Final[Mapping[str, MethodSpec]] = _table(
         "dequantize",
         "Turn a layer that is stored quantized into the model's dtype.",
         "To restore precision where a checkpoint was quantized too far, or for hardware without its format.",
-        frozenset(_WEIGHTS_AND_EMBEDDING),
+        _WEIGHTS_AND_EMBEDDING,
     ),
 )
 """Every method by name, in the order in which they are listed."""
-
-
-def smallest_bits(quantization: Quantization | None) -> int:
-    """Bits of one element, 16 for a tensor that is not quantized: what "lower the precision" compares."""
-    from policyquant.policy.scheme import BITS
-
-    return 16 if quantization is None else BITS[quantization.dtype]

@@ -20,10 +20,9 @@ True
 `matches` is about the name itself. That a glob which names a module also covers what is inside is the business of
 whoever walks the names (`policyquant.plan.names`).
 
-How it matches: braces are expanded into branches without braces (at most 10,000), each a list of tokens. A branch is
-run as a bit-parallel automaton (Shift-And; Baeza-Yates and Gonnet 1992, with self-loops for `*` after Navarro and
-Raffinot): bit i of the state says that the first i tokens can have consumed what was read. One step is a few integer
-operations, whatever the pattern; nothing backtracks.
+How it matches: braces are expanded into branches without braces (at most 10,000), each of which is an automaton
+(`policyquant.policy.glob_automaton`); a regular expression is one too, or is run by RE2
+(`policyquant.policy.regex_automaton`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
+
+from policyquant.policy.glob_automaton import ANY, STAR, Branch, CharacterSet, Range, Token
+from policyquant.policy.regex_automaton import Automaton, automaton_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -47,163 +49,6 @@ class PatternError(Exception):
         self.offset = offset
 
 
-class Range(NamedTuple):
-    """Indices `first` to `last`, both included; a negative end counts from the end of the container."""
-
-    first: int
-    last: int
-
-    def clip(self, size: int) -> range:
-        """The indices meant in a container of `size` layers (prediction layers not counted)."""
-        first = self.first + size if self.first < 0 else self.first
-        last = self.last + size if self.last < 0 else self.last
-        return range(max(first, 0), last + 1)
-
-    @property
-    def from_end(self) -> bool:
-        """Whether an end depends on the size of the container."""
-        return self.first < 0 or self.last < 0
-
-
-class _Star:
-    """Any run of characters."""
-
-
-class CharacterSet(NamedTuple):
-    """One character, never a dot: of `ranges`, or of everything else. `?` is the negation of nothing."""
-
-    ranges: tuple[tuple[str, str], ...]
-    negated: bool
-
-    def holds(self, character: str) -> bool:
-        """Whether it takes `character`."""
-        if character == ".":
-            return False
-        return any(low <= character <= high for low, high in self.ranges) != self.negated
-
-
-_STAR: Final = _Star()
-_ANY: Final = CharacterSet((), True)
-
-Token = str | _Star | CharacterSet | tuple[Range, ...]
-
-
-class Branch:
-    """A glob without braces, ready to run."""
-
-    __slots__ = ("_bits", "_tokens", "accept", "initial", "literal", "ranges", "sensitive", "stars")
-
-    def __init__(self, tokens: Sequence[Token]) -> None:
-        self._tokens = tokens = _without_double_stars(tokens)
-        self.accept: int = 1 << len(tokens)
-        self.stars = 0
-        self.ranges: tuple[tuple[int, tuple[Range, ...]], ...] = ()
-        """Bit before an index range, and the range's alternatives."""
-        for position, token in enumerate(tokens):
-            if token is _STAR:
-                self.stars |= 1 << position
-            elif isinstance(token, tuple) and not isinstance(token, CharacterSet):
-                self.ranges += ((1 << position, token),)
-        leading = len(tokens) > 1 and tokens[0] is _STAR and tokens[1] == "."
-        self.initial: int = self._closed(0b101 if leading else 0b1)
-        self._bits: dict[str, int] = {}
-        self.literal: str | None = "".join(tokens) if all(isinstance(t, str) for t in tokens) else None  # type: ignore[arg-type]
-        """The one name it matches, if it has no wildcard."""
-        self.sensitive: bool = bool(self.ranges) or _tells_digits_apart(tokens)
-        """Whether two indices at the same place of a name can get different answers."""
-
-    def _closed(self, state: int) -> int:
-        return state | (state & self.stars) << 1
-
-    def _bits_of(self, character: str) -> int:
-        bits = 0
-        for position, token in enumerate(self._tokens):
-            if token == character or (isinstance(token, CharacterSet) and token.holds(character)):
-                bits |= 1 << position
-        self._bits[character] = bits
-        return bits
-
-    def step(self, state: int, text: str) -> int:
-        """The state after reading `text`. 0: no continuation can match."""
-        bits, stars = self._bits, self.stars
-        for character in text:
-            taken = bits.get(character)
-            if taken is None:
-                taken = self._bits_of(character)
-            state = (state & taken) << 1 | state & stars
-            state |= (state & stars) << 1
-            if not state:
-                break
-        return state
-
-    def step_index(self, state: int, index: int, size: int) -> int:
-        """The state after reading a whole dotted part that is `index`, in a container of `size` layers."""
-        after = self.step(state, str(index))
-        for bit, ranges in self.ranges:
-            if state & bit and any(index in r.clip(size) for r in ranges):
-                after |= self._closed(bit << 1)
-        return after
-
-    def sensitive_at(self, state: int) -> bool:
-        """Whether, from this state, two indices read as digits can lead to different states."""
-        if not self.sensitive:
-            return False
-        digits = 0
-        for digit in "0123456789":
-            bits = self._bits.get(digit)
-            digits |= self._bits_of(digit) if bits is None else bits
-        return bool(state & digits)
-
-    def matches(self, name: str, sizes: Mapping[str, int]) -> bool:
-        """Whether it matches all of `name`; `sizes` tells how many layers a container has."""
-        state = self.initial
-        before = ""
-        for part in name.split("."):
-            if before:
-                state = self.step(state, ".")
-            if self.ranges and _INDEX(part):
-                container = before.removesuffix(".")
-                state = self.step_index(state, int(part), sizes.get(container, 0))
-            else:
-                state = self.step(state, part)
-            if not state:
-                return False
-            before += part + "."
-        return bool(state & self.accept)
-
-
-_INDEX: Final = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z").match
-
-
-def _without_double_stars(tokens: Sequence[Token]) -> list[Token]:
-    return [t for i, t in enumerate(tokens) if not (t is _STAR and i and tokens[i - 1] is _STAR)]
-
-
-def _tells_digits_apart(tokens: Sequence[Token]) -> bool:
-    """Whether anything but `*` can consume a digit of an index.
-
-    A literal digit next to a literal letter or underscore cannot (`w1`, `conv1d`): an index fills a whole part.
-    """
-    for position, token in enumerate(tokens):
-        if isinstance(token, CharacterSet) and any(token.holds(digit) for digit in "0123456789"):
-            return True
-        if isinstance(token, str) and token.isdigit():
-            run = _literal_run(tokens, position)
-            if not any(character.isalpha() or character in "_-" for character in run):
-                return True
-    return False
-
-
-def _literal_run(tokens: Sequence[Token], position: int) -> str:
-    """The literal characters around `position`, up to a dot or anything that is no literal."""
-    first, last = position, position
-    while first > 0 and isinstance(tokens[first - 1], str) and tokens[first - 1] != ".":
-        first -= 1
-    while last + 1 < len(tokens) and isinstance(tokens[last + 1], str) and tokens[last + 1] != ".":
-        last += 1
-    return "".join(str(token) for token in tokens[first : last + 1])
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Pattern:
     """A compiled pattern. Make one with `Pattern.compile`."""
@@ -213,6 +58,8 @@ class Pattern:
     """Empty for a regular expression."""
     regex: Any = None
     """A compiled RE2 object, or None for a glob."""
+    automaton: Automaton | None = None
+    """The same regular expression in a form that can walk down a tree of names, if it has one."""
 
     @staticmethod
     def compile(text: str) -> Pattern:
@@ -226,7 +73,7 @@ class Pattern:
         if not text:
             raise PatternError("an empty pattern reaches nothing", 0)
         if text.startswith("re:"):
-            return Pattern(text, (), _compile_regex(text))
+            return Pattern(text, (), _compile_regex(text), automaton_of(text[3:]))
         branches = []
         for tokens in _Reader(text).read():
             _check_ranges(tokens)
@@ -301,9 +148,9 @@ class _Reader:
             self.position += 1
             added: list[list[Token]]
             if character == "*":
-                added = [[_STAR]]
+                added = [[STAR]]
             elif character == "?":
-                added = [[_ANY]]
+                added = [[ANY]]
             elif character == "[":
                 added = [[self._set(start)]]
             elif character == "{":

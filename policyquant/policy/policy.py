@@ -28,9 +28,7 @@ class SchemeFields:
     """Fields of a quantization, or `none`."""
 
     def __bool__(self) -> bool:
-        return any(
-            value is not None for value in (self.method, self.weight, self.input, self.output, self.kv_cache)
-        )
+        return any(value is not None for value in (self.method, self.weight, self.input, self.output, self.kv_cache))
 
 
 Origin = Literal["own", "extended", "preset"]
@@ -39,7 +37,7 @@ Origin = Literal["own", "extended", "preset"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule. It reaches a layer if any of `patterns` does (or there is none) and `kinds` has its kind (or is None)."""
+    """One rule. It reaches a layer if one of `patterns` does (or it has none) and `kinds` has its kind (or is None)."""
 
     patterns: tuple[Pattern, ...]
     kinds: frozenset[Kind] | None

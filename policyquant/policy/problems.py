@@ -16,6 +16,8 @@ class Problems:
 
     def __init__(self) -> None:
         self.found: list[Problem] = []
+        self.alternatives = 0
+        """Of all patterns so far, `{a,b}` written out: what a policy costs, whatever the size of its text."""
 
     def add(self, location: Location, message: str) -> None:
         """Note one problem.

@@ -68,13 +68,7 @@ def _leaves(error: Any) -> Iterable[Any]:
     branches: dict[object, list[Any]] = {}
     for inner in error.context:
         branches.setdefault(inner.relative_schema_path[0], []).append(inner)
-    meant = [
-        inners
-        for inners in branches.values()
-        if not any(
-            inner.validator in ("type", "const", "enum", "required") and not inner.relative_path for inner in inners
-        )
-    ]
+    meant = [inners for inners in branches.values() if not any(map(_is_other_thing, inners))]
     if len(meant) != 1:
         yield error
         return
@@ -82,12 +76,19 @@ def _leaves(error: Any) -> Iterable[Any]:
         yield from _leaves(inner)
 
 
+def _is_other_thing(error: Any) -> bool:
+    """Whether a branch of a choice is about another thing than what was written: a word, and a mapping was written."""
+    return not error.relative_path and error.validator in ("type", "const", "enum", "oneOf")
+
+
 def _message(error: Any) -> str:
     """One error in people's words."""
     expected, keyword = error.validator_value, error.validator
     found = describe(_node(error.instance))
     if keyword in ("anyOf", "oneOf"):
-        return f"expected {_choices(expected)}, found {found}"
+        words = list(dict.fromkeys(_choices(expected)))
+        hint = did_you_mean(error.instance, words) if isinstance(error.instance, str) else ""
+        return f"expected {' or '.join(words) or 'something else'}, found {found}{hint}"
     if keyword == "type":
         types = expected if isinstance(expected, list) else [expected]
         return f"expected {' or '.join(_TYPES[each] for each in types)}, found {found}"
@@ -127,18 +128,23 @@ def _node(value: Any) -> Node:
     return ScalarNode(value, nowhere, "" if isinstance(value, str) else shorten(str(value).lower()))
 
 
-def _choices(branches: Sequence[Any]) -> str:
-    words = []
+def _choices(branches: Sequence[Any]) -> Iterable[str]:
+    """What the branches of a choice take, for people."""
+    from policyquant.schemas import policy_schema
+
     for branch in branches:
-        if "const" in branch:
-            words.append(str(branch["const"]))
+        if "$ref" in branch:
+            yield from _choices([policy_schema()["$defs"][branch["$ref"].rpartition("/")[2]]])
+        elif "oneOf" in branch or "anyOf" in branch:
+            yield from _choices(branch.get("oneOf") or branch["anyOf"])
+        elif "const" in branch:
+            yield str(branch["const"])
         elif "enum" in branch:
-            words.extend(map(str, branch["enum"]))
+            yield from map(str, branch["enum"])
         elif "type" in branch:
-            words.append(_TYPES[branch["type"]])
+            yield _TYPES[branch["type"]]
         elif "required" in branch:
-            words.append(f"`{branch['required'][0]}`")
-    return " or ".join(dict.fromkeys(words)) or "something else"
+            yield f"`{branch['required'][0]}`"
 
 
 def _at(node: Node, path: Iterable[str | int]) -> tuple[Location, Node]:

@@ -6,7 +6,7 @@ same things; both are checked against what the method takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from policyquant.errors import Location, did_you_mean
@@ -76,7 +76,12 @@ class _Written(NamedTuple):
     places: Mapping[str, Location]
 
     def place(self, name: str | None) -> Location:
+        """Of a field's value; of the whole if the field was not written."""
         return self.places.get(name or "", self.key)
+
+    def place_of(self, first: str, second: str) -> Location:
+        """Of the first field if it was written, else of the second."""
+        return self.place(first if first in self.places else second)
 
 
 def unknown_key(entry: Entry, known: Iterable[str], problems: Problems, what: str = "key") -> None:
@@ -99,14 +104,16 @@ def read_scheme(node: Node, name: str, problems: Problems) -> SchemeFields:
             )
         elif entry.name not in SCHEME_KEYS:
             unknown_key(entry, SCHEME_KEYS, problems, "key of a scheme")
-    return scheme_of(node.entries, node.location, problems)
+    return scheme_of(node, SCHEME_KEYS, problems)
 
 
-def scheme_of(entries: Iterable[Entry], location: Location, problems: Problems) -> SchemeFields:
-    """The scheme fields among the entries of a mapping; other keys are the caller's."""
-    by_name = {entry.name: entry for entry in entries if entry.name in SCHEME_KEYS}
+def scheme_of(node: MappingNode, known: Iterable[str], problems: Problems) -> SchemeFields:
+    """The scheme fields of a mapping. The caller reads its other keys and notes those that are not `known`."""
+    by_name = {entry.name: entry for entry in node.entries if entry.name in SCHEME_KEYS}
     if not by_name:
-        problems.add(location, f"no scheme here; expected a method's name or one of: {', '.join(SCHEME_KEYS)}")
+        if all(entry.name in known for entry in node.entries):  # Else a key of it is misspelled, and that was noted.
+            words = ", ".join(SCHEME_KEYS)
+            problems.add(node.location, f"no scheme here; expected a method's name or one of: {words}")
         return SchemeFields()
     method = _method(by_name["method"].value, "method", problems, "a method's name") if "method" in by_name else None
     weight = _quantized("weight", by_name.get("weight"), WEIGHT_FIELDS, problems)
@@ -164,35 +171,35 @@ def _read_fields(name: str, entry: Entry, readers: Mapping[str, values.Reader], 
             fields[field.name] = value
     if not entry.value.entries:
         problems.add(entry.value.location, f"`{name}` says nothing; expected at least one of {', '.join(readers)}")
-    if len(fields) != len(entry.value.entries):
+    if not fields or len(fields) != len(entry.value.entries):
         return None
     written = _Written(fields, entry.key.location, places)
-    return written if _is_consistent(name, written, problems) else None
+    contradictions = list(_contradictions(name, written))
+    for place, message in contradictions:
+        problems.add(place, message)
+    return None if contradictions else written
 
 
-def _is_consistent(name: str, written: _Written, problems: Problems) -> bool:
-    """Whether the fields agree with each other; makes explicit what they imply about granularity."""
+def _contradictions(name: str, written: _Written) -> Iterator[tuple[Location, str]]:
+    """Fields that disagree with each other. Makes explicit what fields imply about granularity."""
     fields = written.fields
-    for implied in ("group", "block"):
-        if implied in fields and fields.setdefault("granularity", implied) != implied:
-            problems.add(
-                written.place(implied), f"`{implied}` contradicts granularity {fields['granularity']} of `{name}`"
+    for field in ("group", "block"):
+        if field in fields and fields.setdefault("granularity", field) != field:
+            yield (
+                written.place_of("granularity", field),
+                f"`{field}` contradicts granularity {fields['granularity']} of `{name}`",
             )
-            return False
     if fields.get("scheme") == "static" and fields.setdefault("granularity", "tensor") == "token":
-        problems.add(written.place("scheme"), f"a static {name} scale is fixed beforehand and cannot be per token")
-        return False
-    if "scale" in fields and fields.get("granularity", "tensor") != "tensor":
-        problems.add(
-            written.place("scale"),
-            f"`scale` is one number for the whole {name}, which contradicts granularity {fields['granularity']}",
-        )
-        return False
+        yield written.place("granularity"), f"a static {name} scale is fixed beforehand and cannot be per token"
     for field, scheme in (("scale", "static"), ("scale_ub", "dynamic")):
         if field in fields and fields.get("scheme", scheme) != scheme:
-            problems.add(written.place(field), f"`{field}` needs scheme: {scheme}")
-            return False
-    return True
+            yield written.place("scheme"), f"`{field}` needs scheme: {scheme}"
+    granularity = fields.get("granularity", "tensor")
+    if "scale" in fields and granularity != "tensor":
+        yield (
+            written.place_of("granularity", "scale"),
+            f"`scale` is one number for the whole {name}, which contradicts granularity {granularity}",
+        )
 
 
 def _quantized(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from policyquant.policy.document import shorten, show
+from policyquant.policy.document import MOST_DEPTH, shorten, show
 
 _QUOTE_IN_FLOW: Final = "a pattern in it that has `{`, `}`, `[`, `]` or `,` must be in quotes"
 
@@ -14,7 +14,8 @@ _TRANSLATIONS: Final[Mapping[str, str]] = {
     r"tab character that violates indentation": "a tab; YAML indents with spaces",
     r"mapping values are not allowed": "a second `key:` in one line, or an indentation that fits no line above",
     r"mapping keys are not allowed": "a key cannot stand here; look at the indentation",
-    r"block sequence entries are not allowed": "a list item `-` cannot stand here; look at the indentation",
+    r"sequence entries are not allowed": "a list item `-` cannot stand here; look at the indentation",
+    r"found unexpected ':'": "text with a `:` in it must be in quotes here",
     r"could not find expected ':'": "a line without `:`; expected `key: value`",
     r"unexpected end of stream": "text whose closing quote is missing",
     r"unexpected document (indicator|separator)": "text in quotes meets `---`; its closing quote is missing",
@@ -23,7 +24,7 @@ _TRANSLATIONS: Final[Mapping[str, str]] = {
     r"expected '-' indicator": "a list ends and something else begins at its indentation; expected `- item`",
     r"expected key|expected <block end>": (
         "a mapping goes on where `key: value` was expected; a pattern that begins with a quote, `[` or `{` must be in"
-        " quotes as a whole"
+        " quotes as a whole, and before `:` stands a key"
     ),
     r"expected (the )?node content": "a value is missing here",
     r"undefined tag handle|expected tag|tag handle|a tag|expected URI": (
@@ -35,8 +36,10 @@ _TRANSLATIONS: Final[Mapping[str, str]] = {
     ),
     r"control characters|special characters": "a control character, which YAML text cannot have",
     r"maximum nesting depth": f"lists and mappings nest more than {MOST_DEPTH} levels deep",
-    r"expected <document start>": "the document ends before this; look at quotes and indentation",
-    r"incompatible YAML document": "a %YAML directive for a version that is not 1.1 or 1.2",
+    r"expected '?<document start>": "the document ends before this; look at quotes and indentation",
+    r"directive|incompatible YAML document": (
+        "`%` begins a YAML directive, of which a policy needs none; put text that begins with `%` in quotes"
+    ),
 }
 """What is found in a parser's message → what a person can do about it."""
 
@@ -61,10 +64,15 @@ def quoted_pattern(text: str, index: int) -> str:
     return f"'{pattern}'" if "\\" in pattern or '"' in pattern else f'"{pattern}"'
 
 
-def explain(error: Any, text: str) -> tuple[tuple[int, int], str]:
-    """Line and column (from 1) of a `yaml.YAMLError`, and what is wrong there.
+Place = tuple[int, int]
+"""Line and column, from 1."""
 
-    Handles the messages of both of PyYAML's parsers, which differ.
+
+def explain(error: Any, text: str, unclosed: tuple[str, Place] | None) -> tuple[Place, str]:
+    """Where a `yaml.YAMLError` is, and what is wrong there.
+
+    Handles the messages of both of PyYAML's parsers, which differ. `unclosed` is the innermost `[` or `{` that was open
+    when the parser gave up.
     """
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     context = getattr(error, "context", None) or ""
@@ -75,7 +83,7 @@ def explain(error: Any, text: str) -> tuple[tuple[int, int], str]:
         place = (text.count("\n", 0, index) + 1, index - line_start + 1)
         return place, _translated(problem)
     start = getattr(error, "context_mark", None) or mark
-    at_mark, at_start = (mark.line + 1, mark.column + 1), (start.line + 1, start.column + 1)
+    at_mark, at_start = _place(mark, text), _place(start, text)
 
     if "alias" in context:
         pattern = quoted_pattern(text, start.index)
@@ -96,9 +104,20 @@ def explain(error: Any, text: str) -> tuple[tuple[int, int], str]:
     if "block scalar" in context:
         line = text[start.index :].split("\n", 1)[0].strip()
         return at_start, f'`{line[:1]}` begins a block of text in YAML; put the value in quotes: "{shorten(line, 40)}"'
-    if "end of stream" in problem or "document indicator" in problem or "document separator" in problem:
+    if any(each in problem for each in ("end of stream", "document indicator", "document separator", "expected ':'")):
         return at_start, _translated(problem)
+    if unclosed is not None and mark.index >= len(text.rstrip()):
+        bracket, place = unclosed
+        return place, f"`{bracket}` is not closed"
     return at_mark, _translated(problem, context)
+
+
+def _place(mark: Any, text: str) -> Place:
+    """Line and column of a mark. One parser puts the end of a text without a last line break into a line of its own."""
+    if 0 < len(text) <= mark.index and mark.column == 0 and text[-1] not in "\r\n\x85\u2028\u2029":
+        lines = re.split(r"\r\n?|[\n\x85\u2028\u2029]", text)
+        return len(lines), len(lines[-1]) + 1
+    return mark.line + 1, mark.column + 1
 
 
 def _translated(problem: str, context: str = "") -> str:

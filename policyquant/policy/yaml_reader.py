@@ -54,6 +54,7 @@ class _Frame:
     location: Location
     is_mapping: bool
     anchor: str | None
+    in_brackets: bool
     items: list[Node] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     keys: dict[str, Location] = field(default_factory=dict)
@@ -112,8 +113,14 @@ class _Reader:
         try:
             yield from yaml.parse(self.text, Loader=_LOADER)
         except yaml.YAMLError as error:
-            place, message = explain(error, self.text)
+            place, message = explain(error, self.text, self._unclosed())
             raise PolicyError([Problem(Location(self.file, *place), message)]) from None
+
+    def _unclosed(self) -> tuple[str, tuple[int, int]] | None:
+        for frame in reversed(self.stack):
+            if frame.in_brackets:
+                return "{" if frame.is_mapping else "[", (frame.location.line or 0, frame.location.column or 0)
+        return None
 
     def _open(self, event: Any) -> None:
         location = self.location(event.start_mark)
@@ -129,7 +136,7 @@ class _Reader:
         if event.anchor:
             self.anchors.pop(event.anchor, None)  # Until it is complete, an alias to it means itself.
         self._count(1, location)
-        self.stack.append(_Frame(location, is_mapping, event.anchor))
+        self.stack.append(_Frame(location, is_mapping, event.anchor, bool(event.flow_style)))
 
     def _close(self) -> None:
         frame = self.stack.pop()

@@ -125,7 +125,7 @@ def test_the_folded_names_that_are_shown_are_patterns_that_reach_just_these_laye
         unit = units[number]
         wanted = {unit.name(m) for start, stop in ranges for m in range(start, stop)}
         # A span covers what is inside the layers as well, so only the layers of this unit are compared.
-        shown = {
-            name for span in unit_spans(unit, ranges) for name in reached(tree, units, span)
-        } & {unit.name(m) for m in range(unit.count)}
+        shown = {name for span in unit_spans(unit, ranges) for name in reached(tree, units, span)} & {
+            unit.name(m) for m in range(unit.count)
+        }
         assert shown == wanted

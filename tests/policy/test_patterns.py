@@ -247,7 +247,9 @@ def _patterns(depth: int = 2) -> st.SearchStrategy[str]:
 
 
 RANGES = st.sampled_from(["{0..3}", "{-1}", "{0..1,-2..-1}", "{1..-2}", "{2..40}", "{-40..-3,5}"])
-RANGED = st.lists(st.sampled_from(["model", "layers", "*", "mlp", "*.w1"]) | RANGES, min_size=1, max_size=5).map(".".join)
+RANGED = st.lists(st.sampled_from(["model", "layers", "*", "mlp", "*.w1"]) | RANGES, min_size=1, max_size=5).map(
+    ".".join
+)
 
 
 @given(pattern=_patterns(), name=NAMES)
@@ -262,7 +264,7 @@ def test_ranges_agree_with_a_backtracking_matcher(pattern: str, name: str, size:
     assert Pattern.compile(pattern).matches(name, sizes) == reference_matcher.matches(pattern, name, sizes)
 
 
-@given(pattern=st.lists(st.sampled_from(list("ab?*") + ["[ab]", "[!a]"]), min_size=1).map("".join), name=st.text("abc"))
+@given(pattern=st.lists(st.sampled_from([*"ab?*", "[ab]", "[!a]"]), min_size=1).map("".join), name=st.text("abc"))
 def test_on_names_without_dots_it_is_the_shell_s_language(pattern: str, name: str) -> None:
     assert Pattern.compile(pattern).matches(name) == fnmatch.fnmatchcase(name, pattern)
 
@@ -287,7 +289,25 @@ def test_a_pattern_called_insensitive_treats_all_indices_alike(pattern: str, nam
 
 
 _REGEX_ATOMS = st.sampled_from(
-    ["a", "w1", "1", "mlp", "\\.", ".*", ".+", ".", "(a|b)", "(a|)", "[0-9]", "\\d+", "x?", "(.+)", "(w|1)", "layers", "$"]
+    [
+        "a",
+        "w1",
+        "1",
+        "mlp",
+        "\\.",
+        ".*",
+        ".+",
+        ".",
+        "(a|b)",
+        "(a|)",
+        "[0-9]",
+        "\\d+",
+        "x?",
+        "(.+)",
+        "(w|1)",
+        "layers",
+        "$",
+    ]
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from policyquant.inventory.architectures.family import Family
@@ -107,13 +107,29 @@ def find_family(config: Mapping[str, object], sets: Iterable[StoredSet]) -> Fami
                 if _known(family, sets) == len(sets):
                     return family
         return None
-    name = _BY_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
-    if name is None and not isinstance(model_type, str):
-        name = next((known for each in classes if (known := _BY_CLASS.get(_class_stem(each)))), None)
-    if name is None:
+    if isinstance(model_type, str):
+        file = _BY_MODEL_TYPE.get(model_type)
+    else:
+        file = next((known for each in classes if (known := _BY_CLASS.get(_class_stem(each)))), None)
+    if file is None:
         return None
-    family = family_named(name)
+    family = family_named(file)
     return family if 2 * _known(family, sets) >= len(sets) else None
+
+
+def likely_naming(config: Mapping[str, object], sets: Iterable[StoredSet]) -> Literal["checkpoint", "module"]:
+    """Whose names they are, where nobody says: those of a module tree if more of them exist in transformers v5 alone
+    than in checkpoints alone."""
+    sets = tuple(sets)
+    family = find_family(config, sets)
+    if family is None:
+        return "checkpoint"
+    spellings = family.spellings
+    of_modules = sum(each.template not in spellings.by_checkpoint for each in sets)
+    of_checkpoints = sum(each.template not in spellings.by_module for each in sets)
+    # A module that holds all experts is in both tables; only a tree has one where checkpoints store experts singly.
+    of_modules += sum(any(entry.experts for entry in spellings.by_module.get(each.template, ())) for each in sets)
+    return "module" if of_modules > of_checkpoints else "checkpoint"
 
 
 def architectures(config: Mapping[str, object]) -> tuple[str, ...]:

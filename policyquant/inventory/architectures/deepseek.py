@@ -1,4 +1,4 @@
-"""DeepSeek-V2/V3/R1 and Kimi-K2: latent attention (MLA), shared experts, and in V3 a layer that predicts one token more.
+"""DeepSeek-V2/V3/R1 and Kimi-K2: latent attention (MLA), shared experts, in V3 a layer that predicts one token more.
 
 The prediction layer is stored as one more block behind the last; transformers v5 does not build it.
 """

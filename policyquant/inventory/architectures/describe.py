@@ -52,7 +52,7 @@ def describe(model: StoredModel, *, use_family: bool = True) -> Description:
     findings: list[Finding] = []
     stored = [each for each in model.sets if not _computed(each)]
     family = find_family(model.config, stored) if use_family else None
-    as_module = _as_module(model, family, stored)
+    as_module = model.naming == "module"
     members: list[Member] = []
     unknown: Sequence[StoredSet] = stored
     families: list[Family] = []
@@ -80,11 +80,11 @@ def describe(model: StoredModel, *, use_family: bool = True) -> Description:
         )
         sets.append(build_layer(member, namer, owner, model.config))
         owners.append(member.entry)
-    for each in families:
-        for before, layer, entry in _implied(each, members, present):
-            sets.insert(before + len(sets) - len(members), layer)
-            owners.insert(before + len(owners) - len(members), entry)
-    result, tie_findings = with_ties(sets, owners, families, model, as_module=as_module)
+    added = [found for each in families for found in _implied(each, members, present)]
+    for count, (before, layer, entry) in enumerate(sorted(added, key=lambda found: found[0])):
+        sets.insert(before + count, layer)
+        owners.insert(before + count, entry)
+    result, tie_findings = with_ties(sets, owners, families, model)
     findings += tie_findings
     return Description(
         tuple(_with_readers(result, families, model.config)), family.name if family else None, tuple(findings)
@@ -93,22 +93,6 @@ def describe(model: StoredModel, *, use_family: bool = True) -> Description:
 
 def _computed(stored: StoredSet) -> bool:
     return all(tensor.suffix in NO_LAYERS for tensor in stored.tensors)
-
-
-def _as_module(model: StoredModel, family: Family | None, stored: Iterable[StoredSet]) -> bool:
-    """Whether the stored names are those of a module tree; where the source does not say, by the family's tables."""
-    if model.naming is not None:
-        return model.naming == "module"
-    if family is None:
-        return False
-    spellings = family.spellings
-    only_module = only_checkpoint = 0
-    for each in stored:
-        in_checkpoint = each.template in spellings.by_checkpoint
-        in_module = each.template in spellings.by_module
-        only_module += in_module and not in_checkpoint
-        only_checkpoint += in_checkpoint and not in_module
-    return only_module > only_checkpoint
 
 
 def _implied(
@@ -131,9 +115,7 @@ def _implied(
                 ]
                 if not found:
                     continue
-                stored = {
-                    indices for m in members if m.entry.checkpoint == entry.checkpoint for indices in m.indices
-                }
+                stored = {indices for m in members if m.entry.checkpoint == entry.checkpoint for indices in m.indices}
                 indices = sorted(_indices(entry, [member for _, member in found]) - stored)
                 if indices:
                     first = found[0][1]
@@ -201,6 +183,6 @@ def _with_readers(
         else:
             readers = where.role.feeds
         if readers is not None:
-            prefix = where.prefix if where.block_indices else ""
+            prefix = where.prefix if where.in_block else ""
             readers = tuple(name for reader in readers if (name := prefix + reader) in present)
         yield replace(layer, feeds=readers)

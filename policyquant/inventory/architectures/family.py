@@ -82,8 +82,8 @@ class Entry:
     fixed: tuple[tuple[int, int], ...] = ()
     """(position, value) of indices that this entry is for; all others are free."""
     experts: Mapping[str, str] | None = None
-    """Of a module that holds all experts of a block: last part of each projection's place → its checkpoint template, which
-    has one more index."""
+    """Of a module that holds all experts of a block: last part of each projection's place → its checkpoint template,
+    which has one more index."""
 
     def fits(self, indices: tuple[int, ...]) -> bool:
         """Whether the layer with these indices is this one."""
@@ -120,8 +120,8 @@ class Spellings:
         *,
         listed_as_module: bool = True,
     ) -> None:
-        template, fixed = _without_numbers(checkpoint)
-        module_template, _ = _without_numbers(module)
+        template, fixed = without_numbers(checkpoint)
+        module_template, _ = without_numbers(module)
         entry = Entry(template, canonical, module_template, fixed, experts)
         self.by_checkpoint.setdefault(template, []).append(entry)
         if listed_as_module:
@@ -164,7 +164,8 @@ def _with_and_without(base: str, layers: Iterable[tuple[str, str]]) -> Iterator[
                 yield bare, canonical
 
 
-def _without_numbers(name: str) -> tuple[str, tuple[tuple[int, int], ...]]:
+def without_numbers(name: str) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """A row's template, and the (position, value) of the indices that it gives as numbers."""
     parts = name.split(".")
     fixed: list[tuple[int, int]] = []
     position = 0

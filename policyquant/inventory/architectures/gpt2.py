@@ -34,9 +34,7 @@ FAMILY = Family(
         **under("transformer.h.#", "decoder.#", _BLOCK),
     },
     modules=tuple((name, f"transformer.{name}") for name in ("wte", "wpe", "ln_f", "h")),
-    transposed=frozenset(
-        f"{prefix}h.#.{name}.weight" for prefix in ("", "transformer.") for name in _CONV1D
-    ),
+    transposed=frozenset(f"{prefix}h.#.{name}.weight" for prefix in ("", "transformer.") for name in _CONV1D),
     equal_parts=frozenset({"decoder"}),
     ties=(
         Tie("lm_head", "wte", default=True, requires="wte"),

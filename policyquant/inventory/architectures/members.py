@@ -52,9 +52,7 @@ def place_members(
 def _with_predictions(members: Sequence[Member], config: Mapping[str, object]) -> Iterator[Member]:
     """Move blocks behind the decoder's last to `mtp`, where the model has such."""
     lists = {_block_list(m.entry) for m in members if m.canonical.startswith(_DECODER)}
-    starts = [
-        m.indices[0][0] for m in members if m.canonical.startswith(_PREDICTION) and _block_list(m.entry) in lists
-    ]
+    starts = [m.indices[0][0] for m in members if m.canonical.startswith(_PREDICTION) and _block_list(m.entry) in lists]
     if _count(config, "num_nextn_predict_layers"):
         starts += [count] if (count := _count(config, "num_hidden_layers")) else []
     start = min(starts, default=None)

@@ -1,4 +1,4 @@
-"""Mixtral: experts named w1 (gate), w3 (up), w2 (down); transformers v5 holds them as 3-D parameters of `mlp.experts`."""
+"""Mixtral: experts named w1 (gate), w3 (up), w2 (down), which transformers v5 holds as 3-D parameters."""
 
 from __future__ import annotations
 

@@ -29,6 +29,12 @@ class Namer:
         """Where the layer stands."""
         return place(self.canonical)
 
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP that the layer belongs to has a gate."""
+        container = self.place.prefix + self.place.relative.rpartition(".")[0]
+        return f"{container}.gate_proj" in self.present or f"{container}.gate_up_proj" in self.present
+
     def layer(self) -> Names:
         """Own names of a layer that has parts."""
         entry = self.entry
@@ -77,9 +83,11 @@ class Namer:
         elif self._spelled(fused):
             checkpoint.append((_beside(entry.checkpoint, fused), False))
             module.append((_beside(entry.module, fused), False))
+        if self.stored is not None:
+            module = [(_beside(self.stored, piece), True), (self.stored, False), *module]
         return {
             "checkpoint": _forms(*checkpoint),
-            "module": _forms(*self._tree(*module)),
+            "module": _forms(*module),
             "canonical": self._canonical((where.prefix + own, True), (self.canonical, False)),
         }
 
@@ -115,10 +123,7 @@ class Namer:
         role = self.place.role
         if role is None or not role.fused:
             return ""
-        container, _, last = role.fused.rpartition(".")
-        if last == "gate_up_proj" and f"{self.place.prefix}{container}.gate_proj" not in self.present:
-            return ""
-        return role.fused
+        return "" if role.fused.endswith(".gate_up_proj") and not self.gated else role.fused
 
     def _spelled(self, fused: str) -> bool:
         """Whether a fused name exists outside the canonical namespace: not for cross-attention and latent attention."""
@@ -134,6 +139,7 @@ class Namer:
             NameForm(template, tuple(range(count)), (self.offset, *(0,) * (count - 1)) if count else (), own)
             for template, own in dict.fromkeys(names)
             for count in (template.split(".").count(INDEX),)
+            if template
         )
 
 

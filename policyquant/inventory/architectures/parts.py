@@ -47,7 +47,9 @@ def build_layer(member: Member, namer: Namer, family: Family, config: Mapping[st
     plain_rest = [t for t in recognised.rest if not _is_buffer(t, kind)]
     main = weights[0] if weights else None
     shape, transposed = (main[1], main[2]) if main else (_shape_without_weight(recognised.rest, kind), False)
-    layer_names, parts = _parts(namer, [(weight.parameter, shape) for weight, shape, _ in weights], family, config)
+    layer_names, parts = _parts(
+        namer, [(weight.parameter, shape) for weight, shape, _ in weights], shape, family, config
+    )
     every = member.stored.tensors
     return LayerSet(
         kind=kind,
@@ -76,18 +78,18 @@ def build_layer(member: Member, namer: Namer, family: Family, config: Mapping[st
 def _parts(
     namer: Namer,
     weights: Sequence[tuple[str, Shape | None]],
+    shape: Shape | None,
     family: Family,
     config: Mapping[str, object],
 ) -> tuple[Names, list[Part]]:
     """The layer's own names, and its parts."""
     where = namer.place
-    shape = weights[0][1] if weights else ()
     if where.relative == "moe.experts" and any(parameter != "weight" for parameter, _ in weights):
         return namer.layer(), [part for each in weights for part in _expert_parts(namer, *each, config)]
     pieces = FUSED_PARTS.get(where.relative)
     if pieces is None or (where.relative.startswith("moe.experts.") and not _is_one_expert(namer)):
         names = namer.plain()
-        return names, [Part(namer.canonical, names, shape, group=_group(where, where.relative))]
+        return names, [Part(namer.canonical, names, shape, group=_group(namer, where.relative))]
     shapes: Sequence[Shape | None]
     if len(pieces) == 3:
         equal = where.tower in family.equal_parts
@@ -98,16 +100,11 @@ def _parts(
     parts = []
     for piece, part_shape in zip(pieces, shapes, strict=True):
         relative = f"{container}.{piece}"
-        parts.append(
-            Part(where.prefix + relative, namer.fused_part(piece), part_shape, group=_group(where, relative))
-        )
+        parts.append(Part(where.prefix + relative, namer.fused_part(piece), part_shape, group=_group(namer, relative)))
     return namer.layer(), parts
 
 
-def _expert_parts(
-    namer: Namer, parameter: str, shape: Shape | None, config: Mapping[str, object]
-) -> Iterator[Part]:
-    where = namer.place
+def _expert_parts(namer: Namer, parameter: str, shape: Shape | None, config: Mapping[str, object]) -> Iterator[Part]:
     projection = PROJECTIONS.get(parameter.removesuffix("_weight"), parameter)
     singly = namer.entry.experts or {}
     pieces = ("gate_proj", "up_proj") if projection == "gate_up_proj" else (projection,)
@@ -121,14 +118,14 @@ def _expert_parts(
                 namer.repeated_expert_part(own, singly[piece], gated="gate_proj" in singly),
                 part_shape,
                 count,
-                _group(where, f"moe.experts.{piece}"),
+                _group(namer, f"moe.experts.{piece}"),
             )
     else:
         yield Part(
             f"{namer.canonical}.{projection}",
             namer.expert_part(parameter, projection),
             shape,
-            group=_group(where, f"moe.experts.{projection}"),
+            group=_group(namer, f"moe.experts.{projection}"),
         )
 
 
@@ -136,9 +133,12 @@ def _is_one_expert(namer: Namer) -> bool:
     return namer.entry.checkpoint.count(INDEX) > namer.place.block_indices
 
 
-def _group(where: Place, relative: str) -> GroupForm | None:
+def _group(namer: Namer, relative: str) -> GroupForm | None:
+    where = namer.place
     role = BLOCK.get(relative) if where.block_indices else None
     if role is None or not role.group:
+        return None
+    if relative in ("mlp.up_proj", "moe.shared_experts.up_proj") and not namer.gated:
         return None
     return GroupForm(where.prefix + role.group, tuple(range(where.block_indices)))
 

@@ -209,6 +209,11 @@ class Place(NamedTuple):
         return self.prefix.partition(".")[0]
 
     @property
+    def in_block(self) -> bool:
+        """Whether it is inside a numbered block."""
+        return any(part == INDEX or part.isdecimal() for part in self.prefix.split("."))
+
+    @property
     def block_indices(self) -> int:
         """How many indices name the block."""
         return self.prefix.count(INDEX)
@@ -222,6 +227,11 @@ def place(canonical: str) -> Place:
         return Place("", canonical, GLOBAL.get(canonical))
     prefix = f"{tower}."
     in_block = False
+    word, _, after = rest.partition(".")
+    if after.startswith(f"{INDEX}.") and word != INDEX:
+        # A second stack of the same modality: `vision.global_transformer.#`.
+        prefix += f"{word}."
+        rest = after
     while (first := rest.partition("."))[1] and (first[0] == INDEX or first[0].isdecimal()):
         prefix += f"{first[0]}."
         rest = first[2]

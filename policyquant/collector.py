@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Reading a model makes hundreds of thousands of containers and no cycles; the collector's passes over them take
-    longer than the reading itself."""
+    """Reading a model or a long policy, and resolving, makes hundreds of thousands of containers that are all kept; the
+    collector's passes over them take longer than the work itself."""
     if not gc.isenabled():
         yield
         return

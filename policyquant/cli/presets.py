@@ -1,0 +1,31 @@
+"""`policyquant presets`: the policies that come with the package."""
+
+from __future__ import annotations
+
+import argparse
+
+from policyquant.cli import output
+from policyquant.cli.arguments import example
+from policyquant.cli.status import Status
+from policyquant.cli.tables import Column, Table, print_table
+from policyquant.policy.presets import preset_comment, preset_names, preset_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.description = (
+        "List the policies that come with policyquant, or print one, with a comment that says when to use it.\n"
+        "A preset's name stands for it wherever a policy is expected, in `extends` too."
+    )
+    parser.epilog = example("presets", "presets fp8-dynamic", "presets fp8-dynamic > policy.yaml")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the preset to print")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the list, or one preset as it is written."""
+    if arguments.name is not None:
+        output.write(preset_text(arguments.name))
+        return Status.FINE
+    rows = [(name, preset_comment(name).split("\n", 1)[0]) for name in preset_names()]
+    print_table(Table((Column("preset", style="cyan"), Column("what it does", fold=True)), rows))
+    return Status.FINE

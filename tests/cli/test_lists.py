@@ -1,0 +1,83 @@
+"""`presets`, `methods`, `schema`, and help: what the command line says about itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from policyquant import load_policy
+from policyquant.cli.main import COMMANDS
+from policyquant.policy.methods import METHODS
+from policyquant.policy.presets import preset_names
+from tests.cli.command import MIXTRAL, Run
+
+
+def test_presets_are_listed_with_what_they_do(run: Run) -> None:
+    lines = run("presets").out.splitlines()[1:]
+    assert tuple(line.split()[0] for line in lines) == preset_names()
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_a_preset_that_is_printed_is_the_policy(run: Run, tmp_path: Path) -> None:
+    for name in preset_names():
+        copy = tmp_path / f"{name}.yaml"
+        copy.write_text(run("presets", name).out, encoding="utf-8")
+        assert load_policy(copy).sha256 == load_policy(name).sha256
+
+
+def test_methods_are_listed_and_described(run: Run) -> None:
+    lines = run("methods").out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == list(METHODS)
+    for name, spec in METHODS.items():
+        described = run("methods", name).out
+        assert described.startswith(f"{name}\n")
+        assert spec.use in described
+
+
+def test_what_may_be_set_of_a_method_is_told(run: Run) -> None:
+    lines = run("methods", "fp8_block").out.splitlines()
+    assert "input.group         128, 64, 32" in lines
+    assert not any(line.startswith("weight.block") for line in lines), "there is only one, so nothing to choose"
+    assert "takes               linear, moe, router (if named), head" in lines
+
+
+@pytest.mark.parametrize("name", ["policy", "plan"])
+def test_schemas_are_printed_as_they_are(run: Run, name: str) -> None:
+    shown = run("schema", name).out
+    assert shown == (Path(__file__).parents[2] / "schemas" / f"{name}.schema.json").read_text(encoding="utf-8")
+    assert json.loads(shown)["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+def test_the_schema_is_the_policys_unless_said_otherwise(run: Run) -> None:
+    assert run("schema") == run("schema", "policy")
+
+
+def test_help_lists_every_command(run: Run) -> None:
+    status, out, err = run("--help")
+    assert (status, err) == (0, "")
+    for name, (_, summary) in COMMANDS.items():
+        assert f"  {name} " in out
+        assert summary in out
+
+
+def test_no_command_shows_the_help_as_a_message(run: Run) -> None:
+    status, out, err = run()
+    assert (status, out) == (2, "")
+    assert "commands:" in err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_help_with_an_example(run: Run, name: str) -> None:
+    status, out, err = run(name, "--help")
+    assert (status, err) == (0, "")
+    assert f"example:\n  policyquant {name}" in out
+    assert "--strict" in out
+
+
+@pytest.mark.parametrize("option", ["--quiet", "--verbose", "--strict"])
+def test_options_for_all_stand_before_or_after_the_command(run: Run, option: str) -> None:
+    words = ("inspect", MIXTRAL, "--policy", "fp8-experts")
+    assert run(option, *words) == run(*words, option) == run(words[0], option, *words[1:])
+    assert run(option, *words).status == 0
