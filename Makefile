@@ -1,8 +1,11 @@
 # Everything runs in virtual environments that these targets make; nothing is installed outside this directory.
 #   make demo       see the main job done on a real model's layers
-#   make test       formatting, lint, types, every test but the slow ones
+#   make test       formatting, lint, types, every test but the slow ones; takes minutes
+#   make lint       formatting, lint and types alone
+#   make format     rewrite the code as lint wants it
 #   make test-slow  the slow tests, against the real torch, transformers and compressed-tensors
 #   make bench      the benchmarks, against the same peers
+#   make clean      delete the environments and all that was built
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
@@ -17,6 +20,7 @@ LAYER := model.layers.0.block_sparse_moe.experts.0.w1
 # mypy does not follow the import hooks of an editable install, so it reads the tree laid out as it is installed.
 TYPED := build/typed
 PACKAGED := kernels schemas policies
+COMPILED := policyquant $(PACKAGED)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow lint types format bench clean
@@ -29,14 +33,18 @@ define environment
 $(PYTHON) -m venv $(1) || { $(PYTHON) -m venv --without-pip $(1) && $(PYTHON) -m pip --python $(1)/bin/python install -q pip; }
 endef
 
+# pip compiles what it copies, and an editable install copies nothing: without this, an environment in which Python may
+# not write bytecode compiles all of it at every start.
 $(VENV)/installed: pyproject.toml setup.py
 	$(call environment,$(VENV))
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(VENV)/bin/python -m compileall -q $(COMPILED)
 	@touch $@
 
 $(PEERS)/installed: pyproject.toml setup.py
 	$(call environment,$(PEERS))
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check $(PEERS_PIP) --editable '.[dev,peers]'
+	$(PEERS)/bin/python -m compileall -q $(COMPILED)
 	@touch $@
 
 demo: $(VENV)/installed

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from policyquant.errors import SourceError as SourceError
     from policyquant.findings import Finding as Finding
     from policyquant.inventory.inventory import Inventory as Inventory
+    from policyquant.plan.explain import Explanation as Explanation
     from policyquant.plan.plan import Plan as Plan
     from policyquant.plan.read import read_plan as read_plan
     from policyquant.plan.resolve import resolve as resolve
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from policyquant.policy.scheme import Scheme as Scheme
 
 _PLACES = {
+    "Explanation": "policyquant.plan.explain",
     "Finding": "policyquant.findings",
     "Inventory": "policyquant.inventory.inventory",
     "LayerPlan": "policyquant.plan.rows",

@@ -31,14 +31,6 @@ class SourceError(PolicyQuantError):
     """A model source (checkpoint, index, saved inventory, repository) or plan file is missing, damaged or hostile."""
 
 
-class PolicyError(PolicyQuantError):
-    """A policy is not valid. Carries every problem that was found, each with its place."""
-
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
-
-
 class Problem(NamedTuple):
     """One thing wrong with a policy: where, what was found, what was expected."""
 
@@ -47,6 +39,14 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.location}: {self.message}"
+
+
+class PolicyError(PolicyQuantError):
+    """A policy is not valid. Carries every problem that was found, each with its place."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
 _LONGEST_WORD: Final = 200
@@ -59,7 +59,13 @@ def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
         return []
     import difflib
 
-    return difflib.get_close_matches(word, list(known), n=count, cutoff=0.6)
+    spellings = list(known)
+    # A wrong case, or a name cut short (`int4` for `int4_weight_only`), is nearer than any count of letters tells.
+    folded = word.casefold()
+    same = [spelling for spelling in spellings if spelling.casefold() == folded]
+    longer = [s for s in spellings if len(word) > 2 and s.casefold().startswith(folded) and s not in same]
+    close = difflib.get_close_matches(word, spellings, n=count, cutoff=0.6)
+    return list(dict.fromkeys((*same, *sorted(longer, key=len), *close)))[:count]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NoReturn
 
 from policyquant.cli import output
+from policyquant.cli.given import what_is
 from policyquant.cli.status import Status
 from policyquant.errors import did_you_mean
 
@@ -17,11 +18,20 @@ MODEL: Final = (
 )
 
 
+class _HelpFormatter(argparse.HelpFormatter):
+    """Fills paragraphs to the terminal's width; examples and listings stay as they are written."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith(("example:", "commands:")):
+            return "".join(indent + line for line in text.splitlines(keepends=True))
+        return super()._fill_text(text, width, indent)
+
+
 class CommandParser(argparse.ArgumentParser):
     """`argparse` that takes options in full only, keeps examples as written, and suggests spellings."""
 
     def __init__(self, **settings: Any) -> None:
-        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        settings.setdefault("formatter_class", _HelpFormatter)
         super().__init__(allow_abbrev=False, **settings)
 
     def error(self, message: str) -> NoReturn:
@@ -34,6 +44,8 @@ class CommandParser(argparse.ArgumentParser):
                 message = f"no option {word.split('=')[0]}{did_you_mean(word.split('=')[0], known)}"
             else:
                 message = f"one argument too many: {word!r}"
+                if "--policy" in known and what_is(word) == "policy":
+                    message += f"; did you mean --policy {word}?"
         output.error(f"{message} (see: {self.prog} --help)")
         raise SystemExit(Status.NOT_UNDERSTOOD)
 

@@ -7,11 +7,12 @@ import argparse
 from policyquant.cli import output
 from policyquant.cli.arguments import MODEL, example
 from policyquant.cli.findings_text import print_findings, verdict
+from policyquant.cli.given import policy_in, what_is
 from policyquant.cli.opening import open_model, open_policy
 from policyquant.cli.sizes_text import count_text
 from policyquant.cli.status import Status
-from policyquant.cli.totals_text import change_text
-from policyquant.plan.plan import Plan
+from policyquant.cli.totals_text import outcome_text
+from policyquant.errors import PolicyQuantError
 from policyquant.policy.policy import Policy
 
 
@@ -28,7 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict; a policy that is not valid raises."""
-    policy = open_policy(arguments.policy)
+    try:
+        policy = open_policy(arguments.policy)
+    except PolicyQuantError:
+        _check_order(arguments.policy, arguments.model)
+        raise
     if arguments.model is None:
         output.write(f"{policy.source}: valid ({_contents(policy)})\n")
         return Status.FINE
@@ -41,8 +46,16 @@ def run(arguments: argparse.Namespace) -> int:
     model = plan.model.name or plan.model.source
     output.write(f"{policy.source} {'does not fit' if fails else 'fits'} {model}{f': {found}' if found else ''}\n")
     if not fails:
-        output.write(f"{_outcome(plan)}{_kept(policy)}\n")
+        output.write(f"{outcome_text(plan)}{_kept(policy)}\n")
     return Status.NO if fails else Status.FINE
+
+
+def _check_order(first: str, second: str | None) -> None:
+    """Say so if what is no policy is a model that stands before one."""
+    if what_is(first) != "model" or (second is not None and what_is(second) in ("model", "plan")):
+        return
+    policy = second or policy_in(first) or "POLICY"
+    raise PolicyQuantError(f"{first}: a model; check takes the policy first: policyquant check {policy} {first}")
 
 
 def _contents(policy: Policy) -> str:
@@ -57,11 +70,6 @@ def _contents(policy: Policy) -> str:
     if expectations:
         texts.append(count_text(expectations, "expectation"))
     return ", ".join(texts)
-
-
-def _outcome(plan: Plan) -> str:
-    quantized = sum(row.count for row in plan.rows if row.scheme.method != "none")
-    return f"{quantized:,} of {count_text(len(plan), 'layer')} quantized, {change_text(plan.total)}"
 
 
 def _kept(policy: Policy) -> str:

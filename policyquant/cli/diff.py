@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 from policyquant.cli import output
 from policyquant.cli.arguments import add_policy, add_table_format, example
 from policyquant.cli.findings_text import print_findings, verdict
+from policyquant.cli.given import what_is
 from policyquant.cli.sizes_text import bits_text, bytes_text, count_text, share_text
 from policyquant.cli.status import Status
 from policyquant.errors import PolicyQuantError
@@ -84,13 +85,18 @@ def _plans(words: list[str], policy: str | None) -> tuple[Plan, Plan]:
         return _resolved(words[0], policy), _resolved(words[1], policy)
     if len(words) == 2:
         first, second = words
+        given = what_is(first), what_is(second)
+        if given[0] == "model" and given[1] in ("policy", "plan"):
+            raise PolicyQuantError(
+                f"one policy or plan is missing: policyquant diff {first} {second} B compares the two on that model"
+            )
         for word in words:
             if not is_plan(word):
-                exists = Path(word).exists()
-                hint = (
-                    "no plan; to compare policies, name the model first: policyquant diff MODEL A B" if exists else ""
+                raise PolicyQuantError(
+                    f"{word}: no plan; to compare policies, name the model first: policyquant diff MODEL A B"
+                    if os.path.lexists(word)
+                    else f"{word}: no such file; two arguments are two plans"
                 )
-                raise PolicyQuantError(f"{word}: {hint or 'no such file; two arguments are two plans'}")
         return read_plan(first), read_plan(second)
     if len(words) != 3:
         raise PolicyQuantError(
@@ -105,24 +111,18 @@ def _on_one_model(model: str, first: str, second: str) -> tuple[Plan, Plan]:
     from policyquant.plan.read import is_plan, read_plan
     from policyquant.plan.resolve import resolve
 
-    read: list[Plan | None] = [read_plan(word) if is_plan(word) else None for word in (first, second)]
-    if all(plan is not None for plan in read):
+    locked = {word: read_plan(word) for word in (first, second) if is_plan(word)}
+    if first in locked and second in locked:
         raise PolicyQuantError("two plans are compared without a model: policyquant diff A.json B.json")
     # Policies first: their faults are found at once, a model may take longer.
-    policies = [
-        None if plan is not None else open_policy(word) for plan, word in zip(read, (first, second), strict=True)
-    ]
+    policies = {word: open_policy(word) for word in (first, second) if word not in locked}
     inventory = open_model(model)
-    plans = []
-    for plan, policy in zip(read, policies, strict=True):
-        if policy is not None:
-            plan = resolve(policy, inventory)
-        assert plan is not None
-        plans.append(plan)
-    if {plan.model.name for plan in plans} != {inventory.name}:
-        locked = next(plan.model for plan in plans if plan.model.name != inventory.name)
-        output.note(f"note: the plan is for {locked.name or locked.source}, compared with {inventory.name}")
-    return plans[0], plans[1]
+    for plan in locked.values():
+        if plan.model.name != inventory.name:
+            of = plan.model.name or plan.model.source
+            output.note(f"note: the plan is for {of}, compared with {inventory.name or inventory.source}")
+    before, after = (locked[word] if word in locked else resolve(policies[word], inventory) for word in (first, second))
+    return before, after
 
 
 def _resolved(model: str, policy: str) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from policyquant.cli.layer_table import RulePlaces, quantization_text, rule_texts
+from policyquant.cli.layer_table import RulePlaces, as_stored_text, quantization_text, rule_texts
 from policyquant.cli.sizes_text import bytes_text, shape_text
 from policyquant.cli.tables import Column, Table
 from policyquant.plan.diff import Difference, LayerState, PlanDiff
@@ -63,7 +63,7 @@ def state_text(state: LayerState | None, fields: Iterable[str]) -> str:
     spec = METHODS[method]
     pieces = [method]
     if method == "none" and state.stored is not None:
-        pieces.append(f"as stored: {state.stored.partition(': ')[2] or state.stored}")
+        pieces.append(as_stored_text(state.stored))
     for name, value, standard in (
         ("weight", state.scheme.weight, spec.weight),
         ("input", state.scheme.input, spec.input),

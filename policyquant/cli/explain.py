@@ -8,22 +8,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Final
 
-from policyquant.cli import output
+from policyquant.cli import output, terminal
 from policyquant.cli.arguments import add_json, add_model, add_policy, example
-from policyquant.cli.layer_table import quantization_text
+from policyquant.cli.layer_table import dtype_text, quantization_text, stored_text
 from policyquant.cli.opening import resolve_model
 from policyquant.cli.output import one_line
 from policyquant.cli.sizes_text import bytes_text, count_text, shape_text
 from policyquant.cli.status import Status
-from policyquant.cli.tables import Column, Table, print_table
+from policyquant.cli.tables import Column, Table, print_table, wrapped
 from policyquant.errors import PolicyQuantError
 from policyquant.inventory.collapse import template_of
+from policyquant.inventory.spans import escape
 from policyquant.plan.context import Context
 from policyquant.plan.explain import Explanation, Outcome, PartExplanation, RuleOutcome
 from policyquant.plan.plan import Plan
 from policyquant.plan.rows import LayerPlan
 from policyquant.plan.select import select
-from policyquant.plan.spans import escape
 from policyquant.plan.suggest import suggestion
 from policyquant.policy.patterns import Pattern, PatternError
 
@@ -36,6 +36,9 @@ _MARKS: Final[dict[Outcome, str]] = {
     "does not reach": "",
 }
 """What a rule did, at a glance."""
+
+_ANY_WIDTH: Final = 1_000_000
+"""Of a file or a pipe."""
 
 _MOST_RULES_APART: Final = 20
 """Rules that do not reach the layer are listed, unless there are more of them than this."""
@@ -59,13 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = example("explain path/to/model model.layers.0.mlp.down_proj --policy policy.yaml")
     add_model(parser)
     parser.add_argument("name", metavar="NAME", help="a layer's name, in any namespace (checkpoint, module, canonical)")
-    add_policy(parser)
+    add_policy(parser, required=False)
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the explanation."""
-    plan = resolve_model(arguments.model, arguments.policy)
+    plan = resolve_model(arguments.model, arguments.policy, "explain")
     try:
         explanation = plan.explain(arguments.name)
     except KeyError as error:
@@ -109,7 +112,10 @@ def _print(explanation: Explanation) -> None:
     output.write(f"{one_line(explanation.layer.name)}\n\n")
     pairs = [(title, one_line(text)) for title, text in _facts(explanation) if text]
     width = max(len(title) for title, _ in pairs)
-    output.write("".join(f"{title.ljust(width)}  {text}\n" for title, text in pairs))
+    room = max((terminal.width() or _ANY_WIDTH) - width - 2, 20)
+    for title, text in pairs:
+        first, *others = wrapped(text, room)
+        output.write(f"{title.ljust(width)}  {first}\n" + "".join(f"{' ' * (width + 2)}{line}\n" for line in others))
     alike: dict[tuple[RuleOutcome, ...], list[PartExplanation]] = {}
     for part in explanation.parts:
         alike.setdefault(part.rules, []).append(part)
@@ -125,8 +131,8 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
     layer = explanation.layer
     note = " (protected: only a rule that names it quantizes it or lowers its precision)"
     yield "kind", layer.kind + (note if explanation.protected else "")
-    yield "shape", " ".join(filter(None, (shape_text(layer.shape), layer.dtype)))
-    yield "stored as", layer.stored or ""
+    yield "shape", " ".join(filter(None, (shape_text(layer.shape), dtype_text(layer.dtype or ""))))
+    yield "stored as", stored_text(layer.stored or "")
     for namespace in ("checkpoint", "module", "canonical"):
         names = dict.fromkeys(name for part in explanation.parts for name in part.names.get(namespace, ()))
         yield f"{namespace} names", ", ".join(names)
@@ -135,7 +141,7 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
     yield "decision", _decision(layer)
     yield "decided by", _decided_by(layer)
     yield "bytes", f"{bytes_text(layer.bytes_before)} -> {bytes_text(layer.bytes_after)}"
-    if layer.group is not None:
+    if layer.group is not None and explanation.group:
         yield "fused group", f"{layer.group}: {', '.join(explanation.group)}"
     yield "tied to", explanation.tied_to or ""
     yield "tied by", ", ".join(explanation.tied_by)
@@ -151,7 +157,7 @@ def _decision(layer: LayerPlan) -> str:
         ("output", scheme.output),
         ("KV cache", scheme.kv_cache),
     )
-    return ", ".join([scheme.method, *(f"{side} {quantization_text(value)}" for side, value in sides if value)])
+    return "; ".join([scheme.method, *(f"{side} {quantization_text(value)}" for side, value in sides if value)])
 
 
 def _decided_by(layer: LayerPlan) -> str:

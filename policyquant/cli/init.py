@@ -39,9 +39,19 @@ def run(arguments: argparse.Namespace) -> int:
     if target == "-":
         output.write(text)
         return Status.FINE
+    text = _for_file(text, output.one_line(target))
     from policyquant.output_file import write_whole
 
     write_whole(target, text.encode())
     model = "MODEL" if arguments.model is None else output.one_line(arguments.model)
     output.note(f"{target}: written; what it decides: policyquant inspect {model} --policy {output.one_line(target)}")
     return Status.FINE
+
+
+def _for_file(text: str, name: str) -> str:
+    """The policy with the name of its own file in the commands of its comment."""
+    lines = (
+        line.replace("policy.yaml", name) if line.startswith("#") and " policyquant " in line else line
+        for line in text.splitlines(keepends=True)
+    )
+    return "".join(lines)

@@ -13,7 +13,7 @@ from policyquant.cli.opening import plan_of
 from policyquant.cli.patterns import compile_pattern, reaches_nothing
 from policyquant.cli.status import Status
 from policyquant.cli.tables import print_table
-from policyquant.cli.totals_text import total_lines
+from policyquant.cli.totals_text import totals
 from policyquant.plan.plan import Plan
 from policyquant.plan.rows import Row
 
@@ -55,6 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.kind:
         rows = [row for row in rows if row.kind in arguments.kind]
     chosen = bool(pattern is not None or arguments.method or arguments.kind)
+    if not rows and chosen:
+        output.error(f"no layer {_selection(arguments)}")
+        return Status.NO
     if arguments.format == "json":
         output.write_json(plan.json_chunks(rows))
     else:
@@ -63,17 +66,25 @@ def run(arguments: argparse.Namespace) -> int:
     return Status.NO if plan.errors(strict=arguments.strict) else Status.FINE
 
 
+def _selection(arguments: argparse.Namespace) -> str:
+    told = [f"that {arguments.filter!r} reaches"] if arguments.filter is not None else []
+    told += [f"of kind {' or '.join(arguments.kind)}"] if arguments.kind else []
+    told += [f"with method {' or '.join(arguments.method)}"] if arguments.method else []
+    return " ".join(told)
+
+
 def _print(plan: Plan, rows: Sequence[Row], arguments: argparse.Namespace, chosen: bool) -> None:
     markdown = arguments.format == "markdown"
-    quiet = [] if chosen or arguments.all or output.settings.verbose else [row for row in rows if is_quiet(row)]
-    listed = [row for row in rows if row not in quiet] if quiet else rows
+    every = chosen or arguments.all or output.settings.verbose
+    quiet = [] if every else [row for row in rows if is_quiet(row)]
+    listed = rows if every else [row for row in rows if not is_quiet(row)]
     title = f"{plan.model.name or plan.model.source} under {plan.policy.source}"
     output.write(f"# {title}\n\n" if markdown else f"{title}\n\n")
     if listed:
         print_table(layer_table(listed, each=arguments.all), arguments.format)
     if quiet:
         output.write(f"\n{quiet_text(quiet)}{'' if markdown else ' (--verbose lists them)'}\n")
-    if not rows:
-        output.write("no layer is like that\n")
-    lines = total_lines(rows, " listed" if chosen else "")
-    output.write("\n" + "".join(f"- {' '.join(line.split())}\n" if markdown else f"{line}\n" for line in lines))
+    pairs = totals(rows, " listed" if chosen else "")
+    width = max(len(title) for title, _ in pairs)
+    lines = (f"- {title}: {value}\n" if markdown else f"{title.ljust(width)}  {value}\n" for title, value in pairs)
+    output.write("\n" + "".join(lines))

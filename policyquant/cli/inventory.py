@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from policyquant.cli import output
 from policyquant.cli.arguments import add_model, add_table_format, example
 from policyquant.cli.findings_text import print_findings
+from policyquant.cli.layer_table import dtype_text, stored_text
 from policyquant.cli.opening import open_model
-from policyquant.cli.sizes_text import bits_text, bytes_text, count_text, parameters_text, shape_text
+from policyquant.cli.sizes_text import UNKNOWN_SIZES, bits_text, bytes_text, count_text, parameters_text, shape_text
 from policyquant.cli.status import Status
 from policyquant.cli.tables import Column, Table, print_table
 from policyquant.inventory.inventory import Inventory
 from policyquant.inventory.layers import Indices, LayerSet, NameForm, Part
-from policyquant.plan.spans import counted_spans, spans
+from policyquant.inventory.spans import counted_spans, spans
 
 _COLUMNS = (
     Column("name", fold=True, code=True),
@@ -57,12 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.save is None:
         _print(inventory, arguments)
     print_findings(inventory.findings)
-    errors = any(_fails(finding.level, arguments.strict) for finding in inventory.findings)
-    return Status.NO if errors else Status.FINE
-
-
-def _fails(level: str, strict: bool) -> bool:
-    return level == "error" or (strict and level == "warning")
+    failing = ("error", "warning") if arguments.strict else ("error",)
+    return Status.NO if any(finding.level in failing for finding in inventory.findings) else Status.FINE
 
 
 def _print(inventory: Inventory, arguments: argparse.Namespace) -> None:
@@ -91,8 +88,8 @@ def _rows(layer: LayerSet, each: bool) -> Iterator[tuple[str, ...]]:
             number,
             layer.kind,
             shape_text(layer.shape),
-            layer.dtype or "",
-            "" if layer.stored is None else f"{layer.stored.method} ({layer.stored.description})",
+            dtype_text(layer.dtype or ""),
+            "" if layer.stored is None else f"{layer.stored.method} ({stored_text(layer.stored.description)})",
             _filled(canonical, indices),
             ", ".join(filter(None, (_part_text(part) for part in layer.parts))) if len(layer.parts) > 1 else "",
             _group(layer),
@@ -127,11 +124,12 @@ def _totals(inventory: Inventory) -> str:
     stored = [layer for layer in inventory.sets if layer.tied_to is None]
     parameters = _sum([(layer.parameters, len(layer.indices)) for layer in stored])
     size = _sum([(layer.bytes, len(layer.indices)) for layer in stored])
-    bits = 8 * size / parameters if size is not None and parameters else None
-    return (
-        f"{count_text(len(inventory), 'layer')}: {kinds}\n"
-        f"{parameters_text(parameters)} parameters, {bytes_text(size)}, {bits_text(bits)} bits per weight"
-    )
+    if parameters is None and size is None:
+        sizes = f"sizes {UNKNOWN_SIZES}"
+    else:
+        bits = 8 * size / parameters if size is not None and parameters else None
+        sizes = f"{parameters_text(parameters)} parameters, {bytes_text(size)}, {bits_text(bits)} bits per weight"
+    return f"{count_text(len(inventory), 'layer')}: {kinds}\n{sizes}"
 
 
 def _sum(values: list[tuple[int | None, int]]) -> int | None:

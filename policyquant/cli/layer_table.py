@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -11,9 +12,9 @@ from policyquant.cli.sizes_text import count_text, shape_text
 from policyquant.cli.tables import Column, Table
 from policyquant.inventory.kinds import Kind
 from policyquant.inventory.layers import Indices, NameForm
+from policyquant.inventory.spans import counted_spans
 from policyquant.plan.decide import DecidedBy
 from policyquant.plan.rows import Row, RuleRef
-from policyquant.plan.spans import counted_spans
 from policyquant.policy.scheme import NONE, Quantization
 
 _SHORT_DTYPES: Final[Mapping[str, str]] = {
@@ -27,7 +28,16 @@ _SHORT_DTYPES: Final[Mapping[str, str]] = {
 }
 """As a policy writes them: a column is read faster if it is narrow."""
 
-_STORED_DTYPES: Final[Mapping[str, str]] = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
+_STORED_DTYPES: Final[Mapping[str, str]] = {
+    "BF16": "bf16",
+    "F16": "fp16",
+    "F32": "fp32",
+    "F8_E4M3": "fp8",
+    "F8_E5M2": "fp8_e5m2",
+    "F8_E8M0": "fp8_e8m0",
+    "I8": "int8",
+}
+"""The same for what safetensors call them."""
 
 _QUIET_KINDS: Final[tuple[Kind, ...]] = ("norm", "activation", "attention", "conv", "other")
 """No broad rule quantizes these; unless something is set for them, a line for each tells nothing."""
@@ -58,6 +68,10 @@ def quantization_text(quantization: Quantization | str | None) -> str:
     text = _SHORT_DTYPES.get(dtype, dtype) + text.removeprefix(dtype)
     if quantization.scale_dtype not in ("float32", "bfloat16"):
         text += f", {_SHORT_DTYPES.get(quantization.scale_dtype, quantization.scale_dtype)} scales"
+    if quantization.scale is not None:
+        text += f", scale {quantization.scale:g}"
+    if quantization.scale_ub is not None:
+        text += f", scale at most {quantization.scale_ub:g}"
     return text
 
 
@@ -66,10 +80,25 @@ def weight_text(row: Row) -> str:
     if row.scheme.weight is not None:
         return quantization_text(row.scheme.weight)
     if row.scheme.method == "none" and row.stored is not None:
-        return f"as stored: {row.stored.partition(': ')[2] or row.stored}"
+        return as_stored_text(row.stored)
     if row.scheme.method != "none" or row.dtype is None:
         return ""
-    return _STORED_DTYPES.get(row.dtype, row.dtype)
+    return dtype_text(row.dtype)
+
+
+def dtype_text(dtype: str) -> str:
+    """A stored dtype as a policy would write it."""
+    return _STORED_DTYPES.get(dtype, dtype)
+
+
+def as_stored_text(stored: str) -> str:
+    """`as stored: fp8, block 128x128`, from a stored scheme with its method before it."""
+    return f"as stored: {stored_text(stored.partition(': ')[2] or stored)}"
+
+
+def stored_text(description: str) -> str:
+    """How something is stored, with dtypes as a policy would write them."""
+    return re.sub(r"\b(?:BF16|F16|F32|F8_E4M3|F8_E5M2|F8_E8M0|I8)\b", lambda found: dtype_text(found[0]), description)
 
 
 class Decided(Protocol):

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 from policyquant.cli import output
 from policyquant.cli.arguments import CommandParser, add_global_options
 from policyquant.cli.status import Status
-from policyquant.errors import PolicyQuantError, did_you_mean
+from policyquant.errors import PolicyError, PolicyQuantError, did_you_mean
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "check": ("policyquant.cli.check", "is a policy valid, and does it fit a model"),
@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _failed(error: PolicyQuantError) -> Status:
     try:
-        output.error(str(error))
+        for line in error.problems if isinstance(error, PolicyError) else [error]:
+            output.error(str(line))
         output.flush()
     except (BrokenPipeError, PolicyQuantError):  # Nobody can be told.
         output.abandon()

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 
 from policyquant.cli import output
 from policyquant.cli.arguments import add_json, add_model, example
+from policyquant.cli.given import what_is
 from policyquant.cli.opening import open_model
 from policyquant.cli.patterns import compile_pattern, reaches_nothing
 from policyquant.cli.sizes_text import count_text
 from policyquant.cli.status import Status
 from policyquant.cli.tables import Column, Table, print_table
+from policyquant.errors import PolicyQuantError
 from policyquant.inventory.layers import Indices, LayerSet, Namespace
+from policyquant.inventory.ranges import Ranges, count
+from policyquant.inventory.spans import counted_spans, spans
 from policyquant.plan.context import Context
 from policyquant.plan.matching import Match
-from policyquant.plan.ranges import Ranges, count
 from policyquant.plan.resolve import resolve
-from policyquant.plan.spans import counted_spans, spans
 from policyquant.plan.units import Unit
 from policyquant.policy.load import load_policy
 from policyquant.policy.patterns import Pattern
@@ -74,8 +76,16 @@ class _Reached:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what the pattern reaches."""
-    pattern = compile_pattern(arguments.pattern)
-    plan = resolve(load_policy({"version": 1}), open_model(arguments.model))
+    word, model = arguments.pattern, arguments.model
+    pattern = compile_pattern(word)
+    try:
+        inventory = open_model(model)
+    except PolicyQuantError:
+        if what_is(word) != "model" or what_is(model) == "model":
+            raise
+        message = f"{word}: a model; match takes the pattern first: policyquant match '{model}' {word}"
+        raise PolicyQuantError(message) from None
+    plan = resolve(load_policy({"version": 1}), inventory)
     context = plan.context
     assert context is not None
     match = context.matcher.match(pattern)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from policyquant.errors import PolicyQuantError
+from policyquant.cli.given import policy_in, what_is
+from policyquant.errors import PolicyError, PolicyQuantError, SourceError
 
 if TYPE_CHECKING:
     from policyquant.inventory.inventory import Inventory
@@ -21,7 +21,13 @@ def open_model(name: str) -> Inventory:
     """
     from policyquant.inventory.inventory import Inventory
 
-    return Inventory.open(name)
+    try:
+        return Inventory.open(name)
+    except SourceError:
+        given = what_is(name)
+        if given in ("plan", "policy"):
+            raise PolicyQuantError(f"{name}: a {given}, where a model is expected") from None
+        raise
 
 
 def open_policy(name: str) -> Policy:
@@ -32,17 +38,40 @@ def open_policy(name: str) -> Policy:
     """
     from policyquant.policy.load import load_policy
 
-    return load_policy(name)
+    try:
+        return load_policy(name)
+    except PolicyError:
+        given = what_is(name)
+        if given == "plan":
+            message = f"{name}: a plan, where a policy is expected; policyquant inspect {name} shows it"
+            raise PolicyQuantError(message) from None
+        if given == "model":
+            own = policy_in(name)
+            advice = f"; the policy in it is {own}" if own else ""
+            raise PolicyQuantError(f"{name}: a model, where a policy is expected{advice}") from None
+        raise
 
 
-def resolve_model(model: str, policy: str) -> Plan:
+def resolve_model(model: str, policy: str | None, needs: str = "a model") -> Plan:
     """A policy resolved on a model. The policy is read first: its faults are found at once, a model may take longer.
 
+    Args:
+        model: the model.
+        policy: the policy; None: the one in the model's own `config.json`.
+        needs: who is told that a policy is missing: "explain", "plan".
+
     Raises:
-        PolicyQuantError: one of them cannot be read.
+        PolicyQuantError: one of them cannot be read, or a policy is missing.
     """
     from policyquant.plan.resolve import resolve
 
+    if policy is None:
+        policy = policy_in(model)
+    if policy is None:
+        if what_is(model) == "plan":
+            advice = f"{needs} needs the model, and --policy POLICY"
+            raise PolicyQuantError(f"{model}: a plan, which holds no rules; {advice}")
+        raise _no_policy(model, f"{needs} needs --policy POLICY")
     read = open_policy(policy)
     return resolve(read, open_model(model))
 
@@ -53,17 +82,16 @@ def plan_of(model: str, policy: str | None) -> Plan:
     Raises:
         PolicyQuantError: one of them cannot be read, or a policy is missing.
     """
-    if policy is not None:
+    if policy is not None or policy_in(model) is not None:
         return resolve_model(model, policy)
-    if not model.startswith("hf://") and not Path(model).is_file():
-        # Says in its own words if there is nothing at all.
-        open_model(model)
-    elif not model.startswith("hf://") and _may_be_plan(model):
-        from policyquant.plan.read import read_plan
+    from policyquant.plan.read import is_plan, read_plan
 
+    if is_plan(model):
         return read_plan(model)
-    raise PolicyQuantError(f"{model}: a model needs --policy POLICY; only a plan's file (plan.json) goes without")
+    raise _no_policy(model, "a model needs --policy POLICY; only a plan's file (plan.json) goes without")
 
 
-def _may_be_plan(path: str) -> bool:
-    return path.endswith(".json") and not path.endswith(".index.json")
+def _no_policy(model: str, message: str) -> PolicyQuantError:
+    if not model.startswith("hf://"):
+        open_model(model)  # Says in its own words what is wrong with the file, if anything is.
+    return PolicyQuantError(f"{model}: {message}")

@@ -8,17 +8,16 @@ from policyquant.cli import output
 from policyquant.cli.arguments import add_model, add_policy, example
 from policyquant.cli.findings_text import print_findings, verdict
 from policyquant.cli.opening import resolve_model
-from policyquant.cli.sizes_text import count_text
 from policyquant.cli.status import Status
-from policyquant.cli.totals_text import change_text
+from policyquant.cli.totals_text import outcome_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.description = (
         "Resolve a policy on a model and write the plan: a scheme for every layer, and the rule that decided it.\n"
-        "The file is a lock that a build, a quantizer and a review share; inspect and diff read it. Nothing is\n"
-        "written if the policy has errors on this model."
+        "The file is a lock that a build, a quantizer and a review share; inspect and diff read it. It is\n"
+        "overwritten if it exists; nothing is written if the policy has errors on this model."
     )
     parser.epilog = example(
         "plan path/to/model --policy policy.yaml -o plan.json",
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inspect plan.json",
     )
     add_model(parser)
-    add_policy(parser)
+    add_policy(parser, required=False)
     parser.add_argument(
         "-o",
         "--output",
@@ -38,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the plan, unless it has errors."""
-    plan = resolve_model(arguments.model, arguments.policy)
+    plan = resolve_model(arguments.model, arguments.policy, "plan")
     target: str = arguments.output
     print_findings(plan.findings)
     if plan.errors(strict=arguments.strict):
@@ -52,5 +51,5 @@ def run(arguments: argparse.Namespace) -> int:
 
         write_plan(plan, target)
     where = "" if target == "-" else f"{target}: "
-    output.note(f"{where}{count_text(plan.model.layers, 'layer')}, {change_text(plan.total)}")
+    output.note(f"{where}{outcome_text(plan)}")
     return Status.FINE

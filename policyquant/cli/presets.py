@@ -8,6 +8,7 @@ from policyquant.cli import output
 from policyquant.cli.arguments import example
 from policyquant.cli.status import Status
 from policyquant.cli.tables import Column, Table, print_table
+from policyquant.errors import PolicyQuantError
 from policyquant.policy.presets import preset_comment, preset_names, preset_text
 
 
@@ -21,10 +22,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="the preset to print")
 
 
+def _to_copy(name: str) -> str:
+    """A preset without the line for editors: the schema it names lies beside the presets, not beside a copy."""
+    begins = [preset for preset in preset_names() if preset.startswith(name)]
+    if name not in begins and len(begins) > 1:
+        raise PolicyQuantError(f"no preset is named {name!r}; these begin with it: {', '.join(begins)}")
+    first, _, rest = preset_text(name).partition("\n")
+    return rest if first.startswith("# yaml-language-server:") else f"{first}\n{rest}"
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print the list, or one preset as it is written."""
     if arguments.name is not None:
-        output.write(preset_text(arguments.name))
+        output.write(_to_copy(arguments.name))
         return Status.FINE
     rows = [(name, preset_comment(name).split("\n", 1)[0]) for name in preset_names()]
     print_table(Table((Column("preset", style="cyan"), Column("what it does", fold=True)), rows))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+UNKNOWN_SIZES: Final = "unknown: the source does not tell all shapes"
+"""What is said once in the place of all totals that depend on shapes."""
+
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 

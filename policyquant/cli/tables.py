@@ -8,6 +8,7 @@ of its own and the rest stands below it.
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal, NamedTuple
@@ -46,6 +47,11 @@ class Table(NamedTuple):
 
 _NARROWEST: Final = 12
 """Columns that may be folded are not folded to less than this."""
+
+_PIECES: Final = re.compile(r"(?:[^\s.,/]|\.(?=(?:ya?ml|json)\b))+[\s.,/]*|[\s.,/]+")
+"""What stays in one line: a word, or a part of a dotted name with its dot; a file's suffix is no such part."""
+
+_WORDS: Final = re.compile(r"\S+\s*|\s+")
 
 _INDENT: Final = "  "
 """Before what stands below a name."""
@@ -110,7 +116,8 @@ def _stacked(table: Table, width: int) -> Iterator[str]:
     aligned = sum(widths) + _GAP * len(widths) <= width
     if aligned:
         titles = (_padded(c.title, w, c.right) for c, w in zip(columns, widths, strict=True))
-        yield terminal.paint(f"{_INDENT}{(' ' * _GAP).join(titles)}".rstrip(), "bold", sys.stdout) + "\n"
+        head = (table.columns[0].title.strip(), f"{_INDENT}{(' ' * _GAP).join(titles)}".rstrip())
+        yield from (terminal.paint(line, "bold", sys.stdout) + "\n" for line in head)
     for first, *others in table.rows:
         yield terminal.paint(first, "bold", sys.stdout) + "\n"
         if aligned:
@@ -157,29 +164,66 @@ def _drawn(table: Table, width: int) -> str:
     )
     lines = box.SIMPLE_HEAD if terminal.can_print("─") else None
     gap = _GAP if lines is None else _GAP - 1  # The lines' own divider is one space wide.
+    widths = _shared_widths(table, width)
     drawn = RichTable(box=lines, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold", show_edge=False)
     for position, column in enumerate(table.columns):
         drawn.add_column(
             Text(column.title),
             justify="right" if column.right else "left",
             overflow="fold",
-            no_wrap=not column.fold or not position,
+            no_wrap=True,
+            width=widths[position],
             style=column.style,
         )
     for row in table.rows:
-        drawn.add_row(*map(Text, row))
+        drawn.add_row(*(Text("\n".join(wrapped(cell, room))) for cell, room in zip(row, widths, strict=True)))
     console.print(drawn)
     return "".join(line.rstrip() + "\n" for line in text.getvalue().splitlines())
 
 
 def _least_width(table: Table) -> int:
     """The width below which a table would have to cut something."""
-    widths = _widths(table)
-    least = [
-        min(width, _NARROWEST) if column.fold and position else width
-        for position, (width, column) in enumerate(zip(widths, table.columns, strict=True))
-    ]
-    return sum(least) + _GAP * len(least)
+    return sum(_least_widths(table)) + _GAP * len(table.columns)
+
+
+def _least_widths(table: Table) -> list[int]:
+    """Of each column, such that no word of a cell, and no part of a dotted name, is broken."""
+    least = []
+    for position, (width, column) in enumerate(zip(_widths(table), table.columns, strict=True)):
+        if column.fold and position:
+            longest = max(
+                display_width(piece.rstrip())
+                for cell in (column.title, *(row[position] for row in table.rows))
+                for piece in _PIECES.findall(cell) or [""]
+            )
+            width = min(width, max(longest, _NARROWEST))
+        least.append(width)
+    return least
+
+
+def _shared_widths(table: Table, width: int) -> list[int]:
+    """Widths of the columns on a line of this width: those that may be folded give way, the widest first."""
+    widths, least = _widths(table), _least_widths(table)
+    while sum(widths) + _GAP * len(widths) > width:
+        widest = max(range(len(widths)), key=lambda i: widths[i] if widths[i] > least[i] else 0)
+        if widths[widest] == least[widest]:
+            break
+        widths[widest] -= 1
+    return widths
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of text, broken after spaces; a word that is longer than a line after dots, commas and slashes, and what is
+    still longer not at all."""
+    if display_width(text) <= width:
+        return [text]
+    lines = [""]
+    for word in _WORDS.findall(text):
+        for piece in [word] if display_width(word.rstrip()) <= width else _PIECES.findall(word):
+            if lines[-1] and display_width((lines[-1] + piece).rstrip()) > width:
+                lines.append("")
+            lines[-1] += piece
+    return [line.rstrip() for line in lines]
 
 
 def _widths(table: Table) -> list[int]:

@@ -13,22 +13,25 @@ from typing import Final
 from policyquant.errors import SourceError
 from policyquant.findings import Finding
 from policyquant.inventory.collapse import Tensor
-from policyquant.inventory.config_file import Config, parse_config
+from policyquant.inventory.config_file import Config, declared_quantization, parse_config, parse_quantization_file
 from policyquant.inventory.dtypes import stored_bytes
+from policyquant.inventory.echo import name_shown, value_shown
 from policyquant.inventory.files import ModelFiles
 from policyquant.inventory.index import Index, parse_index
 from policyquant.inventory.layers import StoredModel
 from policyquant.inventory.safetensors import Header
+from policyquant.inventory.spans import listed
 from policyquant.inventory.stored_model import build_model
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 CONFIG_FILE: Final = "config.json"
+QUANTIZATION_FILE: Final = "hf_quant_config.json"
+"""ModelOpt's, which says what other tools write into `config.json`."""
 
 _NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,9})-of-(?P<count>\d{1,9})\.safetensors")
-_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_SHOWN: Final = 5
-"""How many names a message lists before it says how many more there are."""
+PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+"""Ends of names of files that may run code when they are opened, and never are."""
 
 
 def open_files(files: ModelFiles) -> StoredModel:
@@ -63,19 +66,32 @@ def open_files(files: ModelFiles) -> StoredModel:
     return build_model(files.name, files.source, config, tensors, findings)
 
 
-def read_config(files: ModelFiles) -> Config:
+def read_config(files: ModelFiles, beside: str = "") -> Config:
     """The values of `config.json` with what there is to say about it; without one, empty values and a note.
 
+    What ModelOpt's file says about quantization is among them, if `config.json` itself says nothing.
+
+    Args:
+        files: where it lies.
+        beside: the one file that was asked for, if not all of them were.
+
     Raises:
-        SourceError: it is no JSON object.
+        SourceError: one of the files is no JSON object.
     """
+    config = _config(files, beside)
+    if not declared_quantization(config.values):
+        data = files.read(QUANTIZATION_FILE)
+        if data is not None:
+            said = parse_quantization_file(data, files.label(QUANTIZATION_FILE))
+            return config._replace(values={**config.values, "quantization_config": said})
+    return config
+
+
+def _config(files: ModelFiles, beside: str) -> Config:
     data = files.read(CONFIG_FILE)
     if data is None:
-        finding = Finding(
-            "PQ434",
-            "note",
-            f"{files.source}: no {CONFIG_FILE}; the architecture is told from the tensors' names alone",
-        )
+        missing = f"{beside}: no {CONFIG_FILE} beside it" if beside else f"{files.source}: no {CONFIG_FILE}"
+        finding = Finding("PQ434", "note", f"{missing}; the architecture is told from the tensors' names alone")
         return Config({}, (finding,))
     return parse_config(data, files.label(CONFIG_FILE))
 
@@ -85,15 +101,15 @@ def _index_file(files: ModelFiles, names: Sequence[str] | None) -> str | None:
         return INDEX_FILE
     found = [name for name in names if name.endswith(".safetensors.index.json")]
     if len(found) > 1:
-        raise SourceError(f"{files.source}: several indices, none of them {INDEX_FILE}: {_list(found)}; name one")
+        raise SourceError(f"{files.source}: several indices, none of them {INDEX_FILE}: {listed(found)}; name one")
     return found[0] if found else None
 
 
 def _no_weights(files: ModelFiles, names: Sequence[str]) -> SourceError:
-    pickles = [name for name in names if name.endswith(_PICKLES)]
+    pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles:
         return SourceError(
-            f"{files.source}: no safetensors, only {_list(pickles)}, which may be pickles and are never opened;"
+            f"{files.source}: no safetensors, only {listed(pickles)}, which may be pickles and are never opened;"
             " convert them to safetensors"
         )
     return SourceError(f"{files.source}: no .safetensors file and no {INDEX_FILE} in this directory")
@@ -106,7 +122,7 @@ def _present(files: ModelFiles, wanted: Sequence[str]) -> dict[str, Header]:
     if len(found) < len(headers):
         missing = [name for name in headers if name not in found]
         raise SourceError(
-            f"{files.source}: {len(missing)} of {len(headers)} shards missing: {_list(missing)};"
+            f"{files.source}: {len(missing)} of {len(headers)} shards missing: {listed(missing)};"
             " an incomplete download?"
         )
     return found
@@ -130,18 +146,22 @@ def _sharded(
         claimed = index.weight_map[name]
         found = next((shard for shard, holds in held.items() if name in holds), None)
         if found is None:
-            disagreements.add("PQ404", f"claimed in {claimed}, found in no shard", name)
+            disagreements.add("PQ404", f"claimed in {name_shown(claimed)}, found in no shard", name)
         else:
             tensors.append(held[found][name])
-            disagreements.add("PQ403", f"claimed in {claimed}, found in {found}", name)
+            disagreements.add("PQ403", f"claimed in {name_shown(claimed)}, found in {name_shown(found)}", name)
     missing = set(astray)
     for shard, holds in held.items():
         for name in holds:
             listed = index.weight_map.get(name)
             if listed is None:
-                disagreements.add("PQ405", f"in {shard}, not listed in {index_file}; left out", name)
+                disagreements.add(
+                    "PQ405", f"in {name_shown(shard)}, not listed in {name_shown(index_file)}; left out", name
+                )
             elif listed != shard and name not in missing:
-                disagreements.add("PQ406", f"taken from {listed}, as indexed; a duplicate is in {shard}", name)
+                disagreements.add(
+                    "PQ406", f"taken from {name_shown(listed)}, as indexed; a duplicate is in {name_shown(shard)}", name
+                )
     findings = [*disagreements.findings(), *_total_size(index, index_file, tensors)]
     findings += [
         _unreferenced(files, name, index_file)
@@ -166,7 +186,7 @@ class _Disagreements:
             Finding(
                 code,
                 "error" if code == "PQ404" else "warning",
-                f"{_list(tensors)}: {what}",
+                f"{listed(tensors)}: {what}",
                 tuple(dict.fromkeys(tensor.rpartition(".")[0] for tensor in tensors)),
             )
             for (code, what), tensors in self._tensors.items()
@@ -180,7 +200,11 @@ def _total_size(index: Index, index_file: str, tensors: Iterable[Tensor]) -> lis
     if index.total_size == actual:
         return []
     return [
-        Finding("PQ401", "warning", f"{index_file}: metadata.total_size {str(index.total_size)[:40]}, actual {actual}")
+        Finding(
+            "PQ401",
+            "warning",
+            f"{name_shown(index_file)}: metadata.total_size {value_shown(index.total_size)}, actual {actual}",
+        )
     ]
 
 
@@ -191,11 +215,11 @@ def _numbered(files: ModelFiles, weights: Sequence[str]) -> tuple[list[Tensor], 
     if len(series) != 1 or not all(matches):
         raise SourceError(
             f"{files.source}: {len(weights)} safetensors files, no index, and none named {SINGLE_FILE}:"
-            f" {_list(weights)}; name one of them"
+            f" {listed(weights)}; name one of them"
         )
     ((stem, count),) = series
     if int(count) > 100_000:
-        raise SourceError(f"{files.source}: {weights[0]} says that there are {int(count):,} shards")
+        raise SourceError(f"{files.source}: {name_shown(weights[0])} says that there are {int(count):,} shards")
     wanted = [f"{stem}-{number:0{len(count)}}-of-{count}.safetensors" for number in range(1, int(count) + 1)]
     tensors: list[Tensor] = []
     holder: dict[str, str] = {}
@@ -206,15 +230,12 @@ def _numbered(files: ModelFiles, weights: Sequence[str]) -> tuple[list[Tensor], 
             if first == shard:
                 tensors.append(tensor)
             else:
-                disagreements.add("PQ406", f"taken from {first}; a duplicate is in {shard}", tensor[0])
-    note = f"{files.source}: no index; all {len(wanted)} shards of {stem} are read as one model"
+                disagreements.add(
+                    "PQ406", f"taken from {name_shown(first)}; a duplicate is in {name_shown(shard)}", tensor[0]
+                )
+    note = f"{files.source}: no index; all {len(wanted)} shards of {name_shown(stem)} are read as one model"
     return tensors, [Finding("PQ435", "note", note), *disagreements.findings()]
 
 
 def _unreferenced(files: ModelFiles, name: str, by: str) -> Finding:
-    return Finding("PQ402", "warning", f"{files.label(name)} is unreferenced: {by} is read instead")
-
-
-def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+    return Finding("PQ402", "warning", f"{files.label(name)} is unreferenced: {name_shown(by)} is read instead")

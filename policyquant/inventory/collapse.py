@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Final
 
 from policyquant.errors import SourceError
+from policyquant.inventory.echo import quoted
 from policyquant.inventory.layers import INDEX, Indices, StoredSet, StoredTensor
 
 Tensor = tuple[str, str | None, tuple[int, ...] | None]
 """Name, dtype as safetensors spells it, shape."""
 
 
-_MOST_PARTS = 64
+MOST_PARTS: Final = 64
 """Names are folded by recursion on their parents; no real module tree is a tenth as deep."""
+
+MOST_INDEX: Final = 10**9
+"""No index reaches it: a longer number in a name is not one."""
 
 _COST_OF_ENTRY = 200
 """Bytes of a remembered name besides its own text, about."""
@@ -38,8 +43,8 @@ class Templates(dict[str, tuple[str, Indices]]):
         self._characters = 0
 
     def __missing__(self, name: str) -> tuple[str, Indices]:
-        if name.count(".") > _MOST_PARTS:
-            raise SourceError(f"a name of more than {_MOST_PARTS} parts: {name[:80]!r}…")
+        if name.count(".") >= MOST_PARTS:
+            raise SourceError(f"a name of more than {MOST_PARTS} parts: {quoted(name)}")
         parent, dot, last = name.rpartition(".")
         template, indices = self[parent] if dot else ("", ())
         if is_index(last):
@@ -57,7 +62,8 @@ class Templates(dict[str, tuple[str, Indices]]):
 
 
 def is_index(part: str) -> bool:
-    """Whether a dotted part is an index: a decimal number without leading zeros, as `nn.ModuleList` writes it."""
+    """Whether a dotted part is an index: a decimal number without leading zeros, as `nn.ModuleList` writes it,
+    below `MOST_INDEX`."""
     return part.isdecimal() and part.isascii() and (part[0] != "0" or part == "0") and len(part) <= 9
 
 
@@ -132,9 +138,11 @@ class _Signatures:
         found.sort(key=lambda tensor: tensor.suffix)
         for tensor, following in pairwise(found):
             if tensor.suffix == following.suffix:  # Names differ, so one of the two has nothing before its dot.
-                raise SourceError(f"the tensor names {tensor.suffix!r} and {f'.{tensor.suffix}'!r} are one layer's")
+                raise SourceError(
+                    f"the tensor names {quoted(tensor.suffix)} and {quoted('.' + tensor.suffix)} are one layer's"
+                )
         return tuple(found)
 
 
 def _kept_for_indices(name: str) -> SourceError:
-    return SourceError(f"the name {name!r} holds {INDEX!r}, which stands for indices here")
+    return SourceError(f"the name {quoted(name)} holds {INDEX!r}, which stands for indices here")

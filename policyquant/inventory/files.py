@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from policyquant.errors import SourceError
-from policyquant.inventory.json_file import MOST_BYTES, read_file
-from policyquant.inventory.safetensors import Header, read_header
+from policyquant.inventory.echo import as_text, name_shown, path_shown
+from policyquant.inventory.json_file import MOST_BYTES, file_status, read_file, unreadable
+from policyquant.inventory.safetensors import Header, HeaderBudget, read_header
 
 
 class ModelFiles(Protocol):
@@ -48,23 +48,39 @@ class LocalFiles:
     """A directory. Symbolic links are followed: the Hub's cache is made of them."""
 
     def __init__(self, directory: str | Path) -> None:
+        """
+        Raises:
+            SourceError: the working directory is gone, which a relative path needs.
+        """
         self._directory = Path(directory)
-        self.source = str(directory)
-        self.name = self._directory.absolute().name
+        self.source = path_shown(str(directory))
+        try:
+            self.name = as_text(self._directory.absolute().name)
+        except OSError as error:
+            raise unreadable(self.source, error) from None
 
     def label(self, file: str) -> str:
-        return str(self._directory / file)
+        return path_shown(str(self._directory / name_shown(file)))
 
     def names(self) -> Sequence[str]:
         try:
             return sorted(entry.name for entry in self._directory.iterdir())
         except OSError as error:
-            raise SourceError(f"{self.source}: cannot be read: {error.strerror}") from None
+            raise unreadable(self.source, error) from None
 
     def read(self, file: str) -> bytes | None:
-        path = self.label(file)
-        return read_file(path, MOST_BYTES) if (self._directory / file).exists() else None
+        return read_file(self._path(file), MOST_BYTES, self.label(file)) if self._has(file) else None
 
     def headers(self, files: Sequence[str]) -> dict[str, Header | None]:
-        # A link whose target is gone (an incomplete cache) is a missing file.
-        return {file: read_header(self.label(file)) if (self._directory / file).exists() else None for file in files}
+        budget = HeaderBudget(self.source)
+        return {file: budget.spend(self._header(file)) for file in files}
+
+    def _header(self, file: str) -> Header | None:
+        return read_header(self._path(file), self.label(file)) if self._has(file) else None
+
+    def _path(self, file: str) -> str:
+        return str(self._directory / file)
+
+    def _has(self, file: str) -> bool:
+        """Whether there is such a file. A link whose target is gone (an incomplete cache) is a missing one."""
+        return file_status(self._path(file), self.label(file)) is not None

@@ -12,14 +12,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from policyquant.errors import SourceError
+from policyquant.inventory.at_once import each_at_once
+from policyquant.inventory.echo import name_shown, path_shown
 from policyquant.inventory.hub_requests import Client, Reply, Status
 from policyquant.inventory.json_file import MOST_BYTES
-from policyquant.inventory.safetensors import LENGTH_BYTES, Header, header_length, parse_header
+from policyquant.inventory.safetensors import LENGTH_BYTES, Header, HeaderBudget, header_length, parse_header
 
 SCHEME: Final = "hf://"
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
@@ -50,7 +51,9 @@ def parse_hub_name(source: str, revision: str | None = None) -> HubName:
     """
     match = _NAME.fullmatch(source.removeprefix(SCHEME))
     if match is None:
-        raise SourceError(f"{source}: expected {SCHEME}organisation/name or {SCHEME}organisation/name@revision")
+        raise SourceError(
+            f"{path_shown(source)}: expected {SCHEME}organisation/name or {SCHEME}organisation/name@revision"
+        )
     if revision is not None and match["revision"] not in (None, revision):
         raise SourceError(f"{source}: names the revision {match['revision']!r}, but {revision!r} is asked for")
     return HubName(match["repository"], match["revision"] or revision)
@@ -77,7 +80,7 @@ class HubFiles:
         self.name = name.repository.rpartition("/")[2]
 
     def label(self, file: str) -> str:
-        return f"{self.source}/{file}"
+        return f"{self.source}/{name_shown(file)}"
 
     def names(self) -> None:
         return None
@@ -87,15 +90,16 @@ class HubFiles:
         return None if reply is None else reply.data
 
     def headers(self, files: Sequence[str]) -> dict[str, Header | None]:
-        if len(files) < 2:
-            return {file: self._header(file) for file in files}
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            try:
-                return dict(zip(files, pool.map(self._header, files), strict=True))
-            except BaseException:
-                # One failure is enough: what has not begun need not be fetched.
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        headers: dict[str, Header | None] = dict.fromkeys(files)
+        budget = HeaderBudget(self.source)
+        try:
+            for file, header in each_at_once(self._header, files, _AT_ONCE):
+                headers[file] = budget.spend(header)
+        except BaseException:
+            # One failure is enough, and whoever interrupts does not want to wait for the rest.
+            self._client.end()
+            raise
+        return headers
 
     def _header(self, file: str) -> Header | None:
         label = self.label(file)

@@ -5,21 +5,28 @@ from __future__ import annotations
 import enum
 import http.client
 import re
-import socket
+import threading
 import time
 import urllib.error
 import urllib.request
 from email.message import Message
-from typing import IO, Final, NamedTuple
-from urllib.parse import urlsplit
+from string import punctuation
+from typing import IO, Any, Final, NamedTuple
+from urllib.parse import quote, urljoin, urlsplit
 
 from policyquant.errors import SourceError
+from policyquant.inventory.deadline import Deadline, WatchedHttp, WatchedHttps, WatchedRequest
+from policyquant.inventory.echo import name_shown, quoted
 
 _TIMEOUT: Final = 20.0
 """Seconds that a connection may stay silent."""
 
-_DEADLINE: Final = 300.0
-"""Seconds for one answer in all: a server that sends a byte now and then is never silent."""
+_DEADLINE: Final = 60.0
+"""Seconds for one file in all, tries and redirects included: a server that sends a byte now and then is never silent.
+"""
+
+_MOST_REDIRECTS: Final = 5
+"""The Hub takes two: from an old name to the new one, from there to where the file is stored."""
 
 _PIECE: Final = 1 << 16
 _TRIES: Final = 3
@@ -75,7 +82,18 @@ class Client:
         self.endpoint = endpoint
         self.has_token = bool(token)
         self._token = token
-        self._opener = urllib.request.build_opener(_Redirects(_origin(endpoint), token))
+        self._origin = _origin(endpoint)
+        self._opener = urllib.request.build_opener(WatchedHttp, WatchedHttps, _Redirects)
+        self._lock = threading.Lock()
+        self._exchanges: set[Deadline] = set()
+        self._ended = False
+
+    def end(self) -> None:
+        """Make every request fail that runs now or comes later: nobody waits for them any more."""
+        with self._lock:
+            self._ended = True
+            for deadline in self._exchanges:
+                deadline.end()
 
     def get(self, path: str, span: tuple[int, int] | None, most: int, label: str) -> Reply:
         """Fetch a file.
@@ -89,10 +107,24 @@ class Client:
         Raises:
             SourceError: no answer, or one that makes no sense.
         """
+        deadline = Deadline(_DEADLINE)
+        with self._lock:
+            if self._ended:
+                deadline.end()
+            self._exchanges.add(deadline)
+        try:
+            with deadline:
+                return self._get(path, span, most, label, deadline)
+        finally:
+            with self._lock:
+                self._exchanges.discard(deadline)
+
+    def _get(self, path: str, span: tuple[int, int] | None, most: int, label: str, deadline: Deadline) -> Reply:
         for attempt in range(_TRIES):
             last = attempt == _TRIES - 1
+            request = self._request(self.endpoint + path, span, deadline)
             try:
-                return self._try(path, span, most)
+                return self._try(request, span, most)
             except urllib.error.HTTPError as error:
                 with error:
                     refused = _refusal(error)
@@ -102,40 +134,80 @@ class Client:
                         size = _EMPTY_RANGE.fullmatch(error.headers.get("Content-Range", ""))
                         return Reply(Status.FOUND, b"", int(size["size"]) if size else None)
                     if last or error.code not in _TRANSIENT:
-                        raise SourceError(f"{label}: the server answered {error.code} {error.reason}") from None
+                        reason = name_shown(str(error.reason))
+                        raise SourceError(f"{label}: the server answered {error.code} {reason}") from None
             except _FinalError as error:
                 raise SourceError(f"{label}: {error}") from None
             except (OSError, http.client.HTTPException, ValueError) as error:
+                if deadline.over:
+                    raise SourceError(f"{label}: no complete answer within {_DEADLINE:.0f} seconds") from None
                 if last:
-                    raise SourceError(f"{label}: {_what_failed(error)}") from None
-            time.sleep(_PAUSE * 2**attempt)
+                    raise SourceError(f"{label}: {_what_failed(error, self.endpoint)}") from None
+            time.sleep(min(_PAUSE * 2**attempt, deadline.left()))
         raise AssertionError("the last try returns or raises")
 
-    def _try(self, path: str, span: tuple[int, int] | None, most: int) -> Reply:
-        request = _Request(self.endpoint + path)
+    def _request(self, address: str, span: tuple[int, int] | None, deadline: Deadline) -> WatchedRequest:
+        request = WatchedRequest(address, deadline)
         # A compressed answer has other byte ranges than the file.
         request.add_header("Accept-Encoding", "identity")
         request.add_header("User-Agent", "policyquant")
         if span is not None:
             request.add_header("Range", f"bytes={span[0]}-{span[1] - 1}")
-        if self._token:
-            # Not among the headers that a redirect carries over: _Redirects decides about it each time.
-            request.add_unredirected_header("Authorization", f"Bearer {self._token}")
-        deadline = time.monotonic() + _DEADLINE
-        with self._opener.open(request, timeout=_TIMEOUT) as answer:
-            headers = answer.headers
-            if headers.get("Content-Encoding", "identity") != "identity":
-                raise _FinalError("the server sent a compressed answer, which was not asked for")
-            # The Hub tells the commit in its own answer, which may be a redirect to where the file is stored.
-            commit = headers.get("X-Repo-Commit") or next(iter(request.commits), None)
-            size, skip = _extent(headers, answer.status, span)
-            wanted = most if span is None else span[1] - span[0]
-            data = _read(answer, skip, wanted, deadline, whole=span is None)
-        if span is None and size is not None and len(data) < size:
-            raise _cut_short(len(data), size)
-        if span is not None and size is not None and len(data) < min(span[1], size) - span[0]:
-            raise _cut_short(len(data), min(span[1], size) - span[0])
-        return Reply(Status.FOUND, data, size, commit)
+        if self._token and _origin(address) == self._origin:
+            request.add_header("Authorization", f"Bearer {self._token}")
+        return request
+
+    def _try(self, request: WatchedRequest, span: tuple[int, int] | None, most: int) -> Reply:
+        # The Hub tells the commit in its own answer, which may be a redirect to where the file is stored.
+        commit: str | None = None
+        for _ in range(_MOST_REDIRECTS + 1):
+            with self._opener.open(request, timeout=min(_TIMEOUT, max(request.deadline.left(), 0.001))) as answer:
+                commit = commit or answer.headers.get("X-Repo-Commit")
+                if answer.status not in _REDIRECTS:
+                    reply = _read_answer(answer, span, most)
+                    if request.deadline.over:  # What our own closing cut short may look complete.
+                        raise OSError("no time left")
+                    return reply._replace(commit=commit)
+                # Its body is of no use, and may have no end.
+                address = _target(request, answer)
+            request = self._request(address, span, request.deadline)
+        raise _FinalError(f"more than {_MOST_REDIRECTS} redirects, the last one to {quoted(address)}")
+
+
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+
+
+def _target(request: WatchedRequest, answer: http.client.HTTPResponse) -> str:
+    """Where an answer redirects to."""
+    location = answer.headers.get("Location")
+    if not location:
+        raise _FinalError(f"redirected ({answer.status}), but the server does not tell where to")
+    try:
+        # Headers are read as Latin-1, which keeps their bytes.
+        address = urljoin(request.full_url, quote(location, safe=punctuation, encoding="iso-8859-1"))
+        parts = urlsplit(address)
+        refused = parts.scheme not in ("http", "https") or (parts.scheme == "http" and request.type == "https")
+        refused = refused or not parts.hostname
+        parts.port  # noqa: B018  (reading it checks it)
+    except ValueError:
+        refused, address = True, location
+    if refused:
+        raise _FinalError(f"redirected to {quoted(address)}; refused")
+    return address
+
+
+def _read_answer(answer: http.client.HTTPResponse, span: tuple[int, int] | None, most: int) -> Reply:
+    headers = answer.headers
+    if headers.get("Content-Encoding", "identity") != "identity":
+        raise _FinalError("the server sent a compressed answer, which was not asked for")
+    size, skip = _extent(headers, answer.status, span)
+    wanted = most if span is None else span[1] - span[0]
+    data = _read(answer, skip, wanted, whole=span is None)
+    if size is not None:
+        expected = size if span is None else min(span[1], size) - span[0]
+        if len(data) < expected:
+            raise OSError(f"the answer was cut short: {len(data):,} of {expected:,} bytes")
+    return Reply(Status.FOUND, data, size)
 
 
 def _extent(headers: Message, status: int, span: tuple[int, int] | None) -> tuple[int | None, int]:
@@ -151,12 +223,10 @@ def _extent(headers: Message, status: int, span: tuple[int, int] | None) -> tupl
     return size, 0 if span is None else span[0]
 
 
-def _read(answer: http.client.HTTPResponse, skip: int, wanted: int, deadline: float, *, whole: bool) -> bytes:
+def _read(answer: http.client.HTTPResponse, skip: int, wanted: int, *, whole: bool) -> bytes:
     pieces: list[bytes] = []
     left = skip + wanted + (1 if whole else 0)
     while left > 0:
-        if time.monotonic() > deadline:
-            raise _FinalError(f"no complete answer within {_DEADLINE:.0f} seconds")
         # `read` would wait for all of the piece, however slowly its bytes come.
         piece = answer.read1(min(left, _PIECE))
         if not piece:
@@ -167,10 +237,6 @@ def _read(answer: http.client.HTTPResponse, skip: int, wanted: int, deadline: fl
     if whole and len(data) > wanted:
         raise _FinalError(f"more than {wanted:,} bytes")
     return data
-
-
-def _cut_short(got: int, wanted: int) -> OSError:
-    return OSError(f"the answer was cut short: {got:,} of {wanted:,} bytes")
 
 
 def _refusal(error: urllib.error.HTTPError) -> Reply | None:
@@ -190,56 +256,35 @@ def _refusal(error: urllib.error.HTTPError) -> Reply | None:
     return None
 
 
-def _what_failed(error: Exception) -> str:
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, (TimeoutError, socket.timeout)):
-        return f"no answer: {str(reason) or 'timed out'}"
+def _what_failed(error: Exception, endpoint: str) -> str:
+    if isinstance(error, urllib.error.URLError):  # Nothing was sent yet.
+        reason = getattr(error.reason, "strerror", None) or error.reason
+        return (
+            f"no answer from {urlsplit(endpoint).hostname}: {name_shown(str(reason))}; without a network, give a local"
+            " path or a saved inventory; HF_ENDPOINT names another server"
+        )
+    if isinstance(error, TimeoutError):
+        return f"no answer: {error}"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "no answer: the server closed the connection"
+    if isinstance(error, http.client.BadStatusLine):
+        return f"no answer: the server does not speak HTTP; it sent {quoted(str(error).strip())}"
     if isinstance(error, http.client.IncompleteRead):
         return f"the answer was cut short after {len(error.partial):,} bytes"
-    return f"no answer: {reason}"
+    return f"no answer: {name_shown(str(error))}"
 
 
 class _FinalError(Exception):
     """An answer that another try would not better."""
 
 
-class _Request(urllib.request.Request):
-    """A request that remembers, through all its redirects, which commit the answers told."""
-
-    commits: list[str]
-
-    def __init__(self, address: str, before: _Request | None = None) -> None:
-        if before is None:
-            super().__init__(address)
-            self.commits = []
-            return
-        kept = {name: value for name, value in before.headers.items() if name.lower() != "authorization"}
-        super().__init__(address, headers=kept, origin_req_host=before.origin_req_host, unverifiable=True)
-        self.commits = before.commits
-
-
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, with the token only where it was meant to go."""
+    """Hands redirects back as they are: urllib itself would read each one's body, to whatever end."""
 
-    def __init__(self, origin: tuple[str, str, int | None], token: str) -> None:
-        self._origin = origin
-        self._token = token
+    def http_error_302(self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message) -> Any:
+        return fp
 
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
-    ) -> urllib.request.Request:
-        scheme = urlsplit(newurl).scheme
-        if scheme not in ("http", "https") or (scheme == "http" and req.type == "https"):
-            raise _FinalError(f"redirected to {newurl[:100]!r}; refused")
-        request = _Request(newurl.replace(" ", "%20"), req if isinstance(req, _Request) else None)
-        if headers.get("X-Repo-Commit"):
-            request.commits.append(headers["X-Repo-Commit"])
-        if self._token and _origin(newurl) == self._origin:
-            request.add_unredirected_header("Authorization", f"Bearer {self._token}")
-        return request
-
-    # Python 3.10 does not know this one.
-    http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 def _origin(address: str) -> tuple[str, str, int | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from policyquant.errors import SourceError
+from policyquant.inventory.echo import quoted, value_shown
 from policyquant.inventory.json_file import parse_json
 
 
@@ -35,7 +36,9 @@ def parse_index(data: bytes, file: str) -> Index:
         raise SourceError(f"{file}: its weight_map is empty")
     if set(map(type, weight_map.values())) != {str}:
         name, shard = next((n, s) for n, s in weight_map.items() if type(s) is not str)
-        raise SourceError(f"{file}: weight_map gives {str(shard)[:60]!r} for {name!r}; expected a shard's file name")
+        raise SourceError(
+            f"{file}: weight_map gives {value_shown(shard)} for {quoted(name)}; expected a shard's file name"
+        )
     for shard in set(weight_map.values()):
         _check_shard_name(shard, file)
     metadata = value.get("metadata")
@@ -45,7 +48,7 @@ def parse_index(data: bytes, file: str) -> Index:
 def _check_shard_name(shard: str, file: str) -> None:
     if shard in ("", ".", "..") or any(mark in shard for mark in "/\\:\0"):
         raise SourceError(
-            f"{file}: the shard name {shard!r} leaves the index's directory or is no plain file name; refused"
+            f"{file}: the shard name {quoted(shard)} leaves the index's directory or is no plain file name; refused"
         )
     if not shard.endswith(".safetensors"):
-        raise SourceError(f"{file}: shard {shard!r} is no .safetensors file; other formats are never opened")
+        raise SourceError(f"{file}: shard {quoted(shard)} is no .safetensors file; other formats are never opened")

@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from policyquant.findings import Finding
 from policyquant.inventory.layers import LayerSet, StoredModel
 
-_DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_MODEL_DTYPES: Final[Mapping[str, str]] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+"""What a model computes in: safetensors' spelling → PyTorch's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +34,15 @@ class Inventory:
     def open(source: Any, *, revision: str | None = None, token: str | None = None) -> Inventory:
         """Read the layers of a model; headers only, never weights.
 
-        `source` is a directory with `config.json` and safetensors files, one `.safetensors` file, an index
-        (`*.index.json`), a saved inventory, a Hub id (`hf://org/name[@revision]`), an `nn.Module`, or an iterable of
-        (name, shape, dtype).
+        Args:
+            source: A directory with `config.json` and safetensors files, one `.safetensors` file, an index
+                (`*.index.json`), a saved inventory, a Hub id (`hf://org/name[@revision]`), an `nn.Module`, or an
+                iterable of (name, shape, dtype).
+            revision: Branch, tag or commit of a Hub repository.
+            token: For a private or gated Hub repository; None: `HF_TOKEN`, if it is set.
 
         Raises:
-            SourceError: it does not exist, cannot be read, or is damaged.
+            SourceError: it does not exist, cannot be read, or is damaged. What is merely odd is in `findings`.
         """
         from policyquant.inventory.sources import open_source
 
@@ -54,7 +58,15 @@ class Inventory:
     ) -> Inventory:
         """The layers of a model given as (name, shape, dtype) of each tensor.
 
-        `config` is what `config.json` would hold; `naming` says whose names they are, if not plain from the names.
+        Args:
+            tensors: Shapes may be None if they are unknown; dtypes too, else they are spelled as safetensors or
+                PyTorch do, or a `torch.dtype`.
+            name: What to call the model.
+            config: What its `config.json` would hold.
+            naming: Whose names they are; None: as the names themselves tell.
+
+        Raises:
+            SourceError: an entry is no such triple, or a name stands twice.
         """
         from policyquant.inventory.tensor_list import from_tensors
 
@@ -75,7 +87,7 @@ class Inventory:
             stored.source,
             stored.config,
             description.sets,
-            (*stored.findings, *description.findings),  # type: ignore[arg-type]
+            (*stored.findings, *description.findings),
             stored,
         )
 
@@ -83,13 +95,14 @@ class Inventory:
         """Write what was read (not what was concluded) to a file that `open` reads back; `.gz` compresses it.
 
         Raises:
-            SourceError: the file cannot be written.
+            PolicyQuantError: the file cannot be written; what was there is still there.
         """
         from policyquant.inventory.saved import save_inventory
 
         save_inventory(self._stored, path)
 
     def __len__(self) -> int:
+        """How many layers the model has."""
         return sum(len(layer.indices) for layer in self.sets)
 
     @cached_property
@@ -98,13 +111,13 @@ class Inventory:
         the configuration says, else bfloat16."""
         elements: dict[str, int] = {}
         for layer in self.sets:
-            dtype = _DTYPES.get(layer.dtype or "")
+            dtype = _MODEL_DTYPES.get(layer.dtype or "")
             if layer.stored is None and dtype is not None and layer.kind not in ("norm", "other"):
                 elements[dtype] = elements.get(dtype, 0) + (layer.parameters or 1) * len(layer.indices)
         if elements:
             return max(elements, key=lambda dtype: elements[dtype])
         for key in ("dtype", "torch_dtype"):
             value = self.config.get(key)
-            if isinstance(value, str) and value.removeprefix("torch.") in _DTYPES.values():
+            if isinstance(value, str) and value.removeprefix("torch.") in _MODEL_DTYPES.values():
                 return value.removeprefix("torch.")
         return "bfloat16"

@@ -15,13 +15,24 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from policyquant.errors import Location, SourceError
+from policyquant.inventory.echo import path_shown, quoted
 
-MOST_BYTES: Final = 256 * 1024 * 1024
+MOST_BYTES: Final = 128 * 1024 * 1024
 """Of one JSON text. The largest index in public use (Kimi-K2, 139,583 tensors) has 14 MB."""
+
+_MOST_WIDE_BYTES: Final = 32 * 1024 * 1024
+"""Of a text that is not all ASCII: one rare character makes Python use four bytes for each."""
 
 MOST_VALUES: Final = 4_000_000
 """Of one JSON text. Python needs up to some 200 bytes for a value that took three bytes of text; Kimi-K2 with shapes
 has 1.1 million values."""
+
+
+_MOST_DUPLICATES: Final = 6
+"""Of repeated keys that are told; a text may have 100,000s."""
+
+_MOST_DIGITS: Final = 4300
+"""Of an integer: Python refuses to read longer ones, as that takes the square of their length."""
 
 
 class DuplicateKey(NamedTuple):
@@ -31,25 +42,31 @@ class DuplicateKey(NamedTuple):
     location: Location
 
 
-def read_file(path: str, most: int = MOST_BYTES) -> bytes:
+def read_file(path: str, most: int = MOST_BYTES, label: str | None = None) -> bytes:
     """The content of a regular file.
+
+    Args:
+        path: Where it lies.
+        most: How many bytes it may have.
+        label: What to call it in errors; None: its path.
 
     Raises:
         SourceError: there is no such file, it is no regular file, cannot be read, or has more than `most` bytes.
     """
-    with open_regular(path) as descriptor:
+    label = path_shown(path) if label is None else label
+    with open_regular(path, label) as descriptor:
         size = os.fstat(descriptor).st_size
         if size > most:
-            raise SourceError(f"{path}: {size:,} bytes; expected at most {most:,}")
+            raise SourceError(f"{label}: {size:,} bytes; expected at most {most:,}")
         with os.fdopen(os.dup(descriptor), "rb") as file:
             data = file.read(most + 1)
     if len(data) > most:
-        raise SourceError(f"{path}: more than {most:,} bytes")
+        raise SourceError(f"{label}: more than {most:,} bytes")
     return data
 
 
 @contextlib.contextmanager
-def open_regular(path: str) -> Iterator[int]:
+def open_regular(path: str, label: str) -> Iterator[int]:
     """A descriptor of a regular file. A pipe or a device is refused before it could block or never end.
 
     Raises:
@@ -59,18 +76,38 @@ def open_regular(path: str) -> Iterator[int]:
         # Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
-        raise SourceError(f"{path}: no such file") from None
+        raise SourceError(f"{label}: no such file") from None
     except (OSError, ValueError) as error:
-        raise SourceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise unreadable(label, error) from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise SourceError(f"{path}: not a regular file")
+            raise SourceError(f"{label}: not a regular file")
         try:
             yield descriptor
         except OSError as error:
-            raise SourceError(f"{path}: cannot be read: {error.strerror}") from None
+            raise unreadable(label, error) from None
     finally:
         os.close(descriptor)
+
+
+def unreadable(label: str, error: OSError | ValueError) -> SourceError:
+    """What to raise when the system refuses a path. A ValueError is about a path that none can be."""
+    reason = error.strerror if isinstance(error, OSError) else None
+    return SourceError(f"{label}: cannot be read: {reason or 'no file has such a name'}")
+
+
+def file_status(path: str, label: str | None = None) -> os.stat_result | None:
+    """What the system knows of a file or directory; None if there is none, or only a link whose target is gone.
+
+    Raises:
+        SourceError: the system refuses to tell: a name that is too long, a directory that may not be entered.
+    """
+    try:
+        return os.stat(path)  # noqa: PTH116  (a `Path` would hide some of these errors, in some versions)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise unreadable(path_shown(path) if label is None else label, error) from None
 
 
 def parse_json(
@@ -82,11 +119,14 @@ def parse_json(
         data: UTF-8, with or without a byte order mark.
         file: What to call the text in errors.
         most_values: How many values it may hold.
-        duplicates: Gets the keys that some object has twice, the last of which holds; None makes them an error.
+        duplicates: Gets the first few keys that some object has twice, the last of which holds; None makes them an
+            error.
 
     Raises:
         SourceError: with `file:line:column`, if `data` is not such a text.
     """
+    if len(data) > _MOST_WIDE_BYTES and (not data.isascii() or b"\\u" in data):
+        raise SourceError(f"{file}: more than {_MOST_WIDE_BYTES:,} bytes, and not all of them ASCII characters")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -94,6 +134,8 @@ def parse_json(
         raise SourceError(f"{_place(file, before, len(before))}: not UTF-8") from None
     if text.count(",") + text.count("[") + text.count("{") > most_values:
         raise SourceError(f"{file}: more than {most_values:,} values")
+    if text.count('"') > 2 * most_values:
+        raise SourceError(f"{file}: more than {most_values:,} strings")
     repeated: set[str] = set()
     try:
         value: object = json.loads(text, object_pairs_hook=_object_builder(repeated))
@@ -102,15 +144,16 @@ def parse_json(
         raise SourceError(_explain(text, file, error)) from None
     except RecursionError:
         raise SourceError(f"{file}: nested too deeply") from None
-    except ValueError as error:  # A number of thousands of digits.
-        raise SourceError(f"{file}: {error}") from None
+    except ValueError:
+        place = _long_number(text, file)
+        raise SourceError(f"{place}: an integer of more than {_MOST_DIGITS:,} digits") from None
     if lone_surrogate:
         raise SourceError(f"{file}: a string has half of a surrogate pair (\\ud800 to \\udfff), which is no character")
     if repeated:
         found = _find_duplicates(text, file)
         if duplicates is None:
             first = found[0]
-            raise SourceError(f"{first.location}: the key {first.key!r} stands twice in one object")
+            raise SourceError(f"{first.location}: the key {quoted(first.key)} stands twice in one object")
         duplicates.extend(found)
     return value
 
@@ -131,11 +174,21 @@ def _object_builder(repeated: set[str]) -> Callable[[list[tuple[str, object]]], 
 
 # Unrolled, since alternatives inside a loop would need memory for every character of a long string.
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]', re.DOTALL)
+_TOKEN_OR_NUMBER = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-?[0-9]+', re.DOTALL)
+
+
+def _long_number(text: str, file: str) -> Location:
+    """The place of the first integer in a JSON text that is too long to be read."""
+    for token in _TOKEN_OR_NUMBER.finditer(text):
+        if token.end() - token.start() > _MOST_DIGITS and token.group()[0] not in '"{[':
+            return _place(file, text, token.start())
+    return Location(file)
 
 
 def _find_duplicates(text: str, file: str) -> list[DuplicateKey]:
-    """Places of repeated keys in a text that is known to be JSON."""
-    found = []
+    """The first places of repeated keys in a text that is known to be JSON."""
+    found: list[DuplicateKey] = []
+    told: set[str] = set()
     objects: list[set[str] | None] = []  # One entry for each open bracket; None for a list's.
     key_next = False
     for token in _TOKEN.finditer(text):
@@ -153,16 +206,29 @@ def _find_duplicates(text: str, file: str) -> list[DuplicateKey]:
             keys = objects[-1]
             key = json.loads(mark)
             if keys is not None:
-                if key in keys:
+                if key in keys and key not in told:
+                    told.add(key)
                     found.append(DuplicateKey(key, _place(file, text, token.start())))
+                    if len(found) == _MOST_DUPLICATES:
+                        break
                 keys.add(key)
     return found
 
 
 def _has_lone_surrogate(value: object) -> bool:
     """Whether some string could not be encoded again: `json.loads` lets half a pair through, printing it fails."""
+    left = [value]
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        while left:
+            each = left.pop()
+            if isinstance(each, str):
+                if not each.isascii():
+                    each.encode()
+            elif isinstance(each, dict):
+                left += each.keys()
+                left += each.values()
+            elif isinstance(each, list):
+                left += each
     except UnicodeEncodeError:
         return True
     return False

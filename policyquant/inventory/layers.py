@@ -12,10 +12,11 @@ then its index tuples are the layer's with one more index at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
+from policyquant.findings import Finding
 from policyquant.inventory.kinds import Kind
 
 Namespace = Literal["checkpoint", "module", "canonical"]
@@ -133,8 +134,8 @@ class LayerSet:
     tensors: tuple[StoredTensor, ...] = ()
     """Empty for a layer that owns no tensor (activation, attention, tied head)."""
     shape: tuple[int, ...] | None = ()
-    """Logical shape of the main weight: [out, in] for a linear, [experts, out, in] for 3-D experts; () if it has none;
-    None if unknown."""
+    """Logical shape of the main weight, the largest where there are several: [out, in] for a linear, [experts, out, in]
+    for 3-D experts; () if it has none; None if unknown."""
     dtype: str | None = None
     """Stored dtype of the main weight as safetensors spells it; None if unknown or without a weight."""
     parameters: int | None = 0
@@ -166,11 +167,6 @@ class LayerSet:
         """Checkpoint name of the member at `indices`."""
         return self.names["checkpoint"][0].fill(indices)
 
-    def member_names(self) -> Iterator[str]:
-        """Checkpoint names of all members, in order of their indices."""
-        form = self.names["checkpoint"][0]
-        return iter(form.fill_all(self.indices))
-
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
@@ -186,7 +182,8 @@ class StoredModel:
     """Whether `sets` carry checkpoint names or those of a module tree."""
     module_types: Mapping[str, str] = field(default_factory=dict)
     """Class name of each module by module name, where the source tells (a module tree, a saved inventory)."""
-    findings: Sequence[object] = ()
+    findings: tuple[Finding, ...] = ()
+    """What there is to say about the source itself."""
     shared: Mapping[str, str] = field(default_factory=dict)
     """Tensors that are the same object as an earlier one, where the source tells (a module tree): name of the tensor →
     name of the first that has this storage."""

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from policyquant.inventory.config_file import TEXT_KEYS
+
 Shape = tuple[int, ...]
 
 _HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
 _WIDTH: Final = ("hidden_size", "n_embd", "d_model", "embed_dim")
 _EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
-_TEXT: Final = ("text_config", "llm_config", "language_config")
+_MOST: Final = 1 << 63
+"""No number of a model reaches it; products of what is below it can still be printed."""
 _OTHERS: Final = {"vision": ("vision_config",), "audio": ("audio_config",)}
 
 
 def tower_config(config: Mapping[str, object], tower: str) -> Mapping[str, object]:
     """The part of a configuration that describes one tower; the whole of it if it is not divided."""
-    for key in _OTHERS.get(tower, _TEXT):
+    for key in _OTHERS.get(tower, TEXT_KEYS):
         nested = config.get(key)
         if isinstance(nested, Mapping):
             return nested
@@ -70,6 +73,6 @@ def halves(shape: Shape | None) -> tuple[Shape | None, Shape | None]:
 def _number(numbers: Mapping[str, object], keys: tuple[str, ...]) -> int | None:
     for key in keys:
         value = numbers.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST:
             return value
     return None

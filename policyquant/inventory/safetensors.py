@@ -16,14 +16,16 @@ from typing import Final, NamedTuple
 from policyquant.errors import SourceError, did_you_mean
 from policyquant.inventory.collapse import Tensor
 from policyquant.inventory.dtypes import DTYPE_BITS
+from policyquant.inventory.echo import count_shown, path_shown, quoted, value_shown
 from policyquant.inventory.json_file import open_regular, parse_json
+from policyquant.inventory.shapes import shape_fault
 
 LENGTH_BYTES: Final = 8
 MOST_HEADER_BYTES: Final = 100_000_000
 """The format's own limit."""
 
-_MOST_DIMENSIONS: Final = 64
-"""PyTorch's own limit; a longer shape costs time and means nothing."""
+_MOST_TOTAL_BYTES: Final = 128 * 1024 * 1024
+"""Of all headers of one model: Kimi-K2's have 20 MB, and each byte becomes some ten in memory."""
 
 
 class Header(NamedTuple):
@@ -39,25 +41,51 @@ class Header(NamedTuple):
     """Tensor name → first byte and end, counted from `data_start`."""
 
 
-def read_header(path: str) -> Header:
+class HeaderBudget:
+    """Bounds what the headers of one model's shards take together."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._left = _MOST_TOTAL_BYTES
+
+    def spend(self, header: Header | None) -> Header | None:
+        """The header, without its metadata, which nobody needs of a shard.
+
+        Raises:
+            SourceError: all headers so far are larger than those of any model.
+        """
+        if header is None:
+            return None
+        self._left -= header.data_start
+        if self._left < 0:
+            raise SourceError(f"{self._source}: the headers of its files have more than {_MOST_TOTAL_BYTES:,} bytes")
+        return header._replace(metadata={})
+
+
+def read_header(path: str, label: str | None = None) -> Header:
     """The header of a safetensors file.
+
+    Args:
+        path: Where it lies.
+        label: What to call it in errors; None: its path.
 
     Raises:
         SourceError: the file is missing, or no safetensors file in every respect.
     """
-    with open_regular(path) as descriptor:
+    label = path_shown(path) if label is None else label
+    with open_regular(path, label) as descriptor:
         size = os.fstat(descriptor).st_size
         start = os.read(descriptor, LENGTH_BYTES)
-        length = header_length(start, size, path)
+        length = header_length(start, size, label)
         pieces = []
         left = length
         while left:
             piece = os.read(descriptor, left)
             if not piece:
-                raise SourceError(f"{path}: ends within its header")
+                raise SourceError(f"{label}: ends within its header")
             pieces.append(piece)
             left -= len(piece)
-    return parse_header(b"".join(pieces), size, path)
+    return parse_header(b"".join(pieces), size, label)
 
 
 def header_length(start: bytes, file_size: int, file: str) -> int:
@@ -132,13 +160,13 @@ def parse_header(header: bytes, file_size: int, file: str) -> Header:
             raise _malformed(name, entry, file) from None
         if type(start) is not int or type(end) is not int or start < 0 or end < start:
             raise SourceError(
-                f"{file}: tensor {name!r}: data_offsets are {_short(entry['data_offsets'])};"
+                f"{file}: tensor {quoted(name)}: data_offsets are {value_shown(entry['data_offsets'])};"
                 " expected two integers, the second not below the first"
             )
         if end - start != size:
             raise SourceError(
-                f"{file}: tensor {name!r}: {dtype} {list(shape)} takes {size:,} bytes,"
-                f" but its data_offsets span {end - start:,}"
+                f"{file}: tensor {quoted(name)}: {dtype} {value_shown(list(shape))} takes {size:,} bytes,"
+                f" but its data_offsets span {count_shown(end - start)}"
             )
         offsets[name] = (start, end)
         tensors.append((name, dtype, shapes.setdefault(shape, shape)))
@@ -148,10 +176,10 @@ def parse_header(header: bytes, file_size: int, file: str) -> Header:
 
 def _metadata(value: object, file: str) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise SourceError(f"{file}: __metadata__ is {_short(value)}; expected an object of strings")
+        raise SourceError(f"{file}: __metadata__ is {value_shown(value)}; expected an object of strings")
     for key, text in value.items():
         if not isinstance(text, str):
-            raise SourceError(f"{file}: __metadata__ has {_short(text)} for {key!r}; expected a string")
+            raise SourceError(f"{file}: __metadata__ has {value_shown(text)} for {quoted(key)}; expected a string")
     return value
 
 
@@ -159,16 +187,18 @@ def _malformed(name: str, entry: object, file: str) -> SourceError:
     if isinstance(entry, dict):
         missing = [field for field in ("dtype", "shape", "data_offsets") if field not in entry]
         if missing:
-            return SourceError(f"{file}: tensor {name!r} has no {', '.join(missing)}")
+            return SourceError(f"{file}: tensor {quoted(name)} has no {', '.join(missing)}")
         for field in ("shape", "data_offsets"):
             if not isinstance(entry[field], list):
-                return SourceError(f"{file}: tensor {name!r}: {field} is {_short(entry[field])}; expected a list")
+                return SourceError(
+                    f"{file}: tensor {quoted(name)}: {field} is {value_shown(entry[field])}; expected a list"
+                )
         return SourceError(
-            f"{file}: tensor {name!r}: dtype {_short(entry['dtype'])}, shape {_short(entry['shape'])},"
-            f" data_offsets {_short(entry['data_offsets'])}; expected a name, a list of integers and two integers"
+            f"{file}: tensor {quoted(name)}: dtype {value_shown(entry['dtype'])}, shape {value_shown(entry['shape'])},"
+            f" data_offsets {value_shown(entry['data_offsets'])}; expected a name, a list of integers and two integers"
         )
     return SourceError(
-        f"{file}: tensor {name!r} is {_short(entry)}; expected an object with dtype, shape and data_offsets"
+        f"{file}: tensor {quoted(name)} is {value_shown(entry)}; expected an object with dtype, shape and data_offsets"
     )
 
 
@@ -176,18 +206,20 @@ def _size(name: str, dtype: object, shape: object, file: str) -> int:
     """Bytes of one tensor, all checked."""
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         known = did_you_mean(dtype, DTYPE_BITS) if isinstance(dtype, str) else ""
-        raise SourceError(f"{file}: tensor {name!r}: unknown dtype {_short(dtype)}{known}")
+        raise SourceError(f"{file}: tensor {quoted(name)}: unknown dtype {value_shown(dtype)}{known}")
     if not isinstance(shape, list) or any(type(dimension) is not int or dimension < 0 for dimension in shape):
         raise SourceError(
-            f"{file}: tensor {name!r}: shape is {_short(shape)}; expected a list of integers that are not negative"
+            f"{file}: tensor {quoted(name)}: shape is {value_shown(shape)};"
+            " expected a list of integers that are not negative"
         )
-    if len(shape) > _MOST_DIMENSIONS:
-        raise SourceError(f"{file}: tensor {name!r} has {len(shape)} dimensions; expected at most {_MOST_DIMENSIONS}")
+    fault = shape_fault(shape, dtype)
+    if fault:
+        raise SourceError(f"{file}: tensor {quoted(name)} has {fault}: {value_shown(shape)}")
     bits = prod(shape) * DTYPE_BITS[dtype]
-    if bits >= 1 << 63:
-        raise SourceError(f"{file}: tensor {name!r}: shape {_short(shape)} is larger than any file")
     if bits % 8:
-        raise SourceError(f"{file}: tensor {name!r}: {dtype} {shape} has {bits:,} bits, which fill no whole bytes")
+        raise SourceError(
+            f"{file}: tensor {quoted(name)}: {dtype} {value_shown(shape)} has {bits:,} bits, which fill no whole bytes"
+        )
     return bits // 8
 
 
@@ -195,20 +227,17 @@ def _check_ranges(offsets: dict[str, tuple[int, int]], data_size: int, file: str
     """The ranges must follow each other without overlap or hole, from the header's end to the end of the file."""
     reached, before = 0, ""
     for name, (start, end) in sorted(offsets.items(), key=lambda item: item[1]):
+        if start == reached:
+            reached, before = end, name
+            continue
+        place = f"{count_shown(min(start, reached))} to {count_shown(max(start, reached))}"
         if start < reached:
-            raise SourceError(f"{file}: tensors {before!r} and {name!r} overlap in bytes {start:,} to {reached:,}")
-        if start > reached:
-            raise SourceError(f"{file}: bytes {reached:,} to {start:,} belong to no tensor (a hole before {name!r})")
-        reached, before = end, name
+            raise SourceError(f"{file}: tensors {quoted(before)} and {quoted(name)} overlap in bytes {place}")
+        raise SourceError(f"{file}: bytes {place} belong to no tensor (a hole before {quoted(name)})")
     if reached > data_size:
         raise SourceError(
-            f"{file}: truncated: its tensors take {reached:,} bytes, {data_size:,} are there; an incomplete download?"
+            f"{file}: truncated: its tensors take {count_shown(reached)} bytes, {data_size:,} are there;"
+            " an incomplete download?"
         )
     if reached < data_size:
         raise SourceError(f"{file}: {data_size - reached:,} bytes after the last tensor belong to none")
-
-
-def _short(value: object) -> str:
-    """A found value for a message, however large it is."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from policyquant.errors import SourceError
 from policyquant.findings import Finding
-from policyquant.inventory.collapse import Tensor, is_index
+from policyquant.inventory.collapse import MOST_INDEX, MOST_PARTS, Tensor, is_index
 from policyquant.inventory.config_file import Config
 from policyquant.inventory.dtypes import DTYPE_BITS
+from policyquant.inventory.echo import quoted, value_shown
 from policyquant.inventory.json_file import MOST_BYTES, parse_json
 from policyquant.inventory.layers import INDEX, Indices, StoredModel, StoredSet, StoredTensor
+from policyquant.inventory.shapes import shape_fault
 from policyquant.inventory.stored_model import build_model
 from policyquant.output_file import write_whole
 
@@ -33,6 +36,7 @@ FORMAT: Final = "policyquant-inventory"
 VERSION: Final = 1
 
 _GZIP: Final = b"\x1f\x8b"
+_CODE = re.compile(r"PQ[0-9]{3}")
 _MOST_MEMBERS: Final = 64
 """Of gzip files written one after another; each costs a copy of all that follow."""
 
@@ -49,7 +53,7 @@ def save_inventory(model: StoredModel, path: str | os.PathLike[str]) -> None:
         import gzip
 
         data = gzip.compress(data, mtime=0)
-    write_whole(path, data)
+    write_whole(path, data, made_from=(model.source,))
 
 
 def _as_json(model: StoredModel) -> dict[str, object]:
@@ -63,7 +67,7 @@ def _as_json(model: StoredModel) -> dict[str, object]:
         "sets": [{"template": each.template, "indices": each.indices, "tensors": each.tensors} for each in model.sets],
         "module_types": dict(model.module_types),
         "shared": dict(model.shared),
-        "findings": [finding._asdict() for finding in model.findings if isinstance(finding, Finding)],
+        "findings": [finding._asdict() for finding in model.findings],
     }
 
 
@@ -125,9 +129,9 @@ def _plain_form(value: dict[str, Any], file: str) -> StoredModel:
     tensors: list[Tensor] = []
     for name, entry in value["tensors"].items():
         if not isinstance(entry, list) or len(entry) != 2:
-            raise SourceError(f"{file}: tensors: {name!r} is {str(entry)[:60]}; expected [dtype, shape]")
+            raise SourceError(f"{file}: tensors: {quoted(name)} is {value_shown(entry)}; expected [dtype, shape]")
         dtype, shape = entry
-        tensors.append((name, *_dtype_and_shape(dtype, shape, shapes, f"{file}: tensors: {name!r}")))
+        tensors.append((name, *_dtype_and_shape(dtype, shape, shapes, f"{file}: tensors: {quoted(name)}")))
     return build_model(
         _field(value, "name", str, file, ""),
         file,
@@ -140,10 +144,10 @@ def _plain_form(value: dict[str, Any], file: str) -> StoredModel:
 def _own_form(value: dict[str, Any], file: str) -> StoredModel:
     version = value.get("version")
     if version != VERSION or type(version) is not int:
-        raise SourceError(f"{file}: version {str(version)[:20]} of {FORMAT}; this policyquant reads {VERSION}")
+        raise SourceError(f"{file}: version {value_shown(version)} of {FORMAT}; this policyquant reads {VERSION}")
     naming = value.get("naming")
     if naming not in ("checkpoint", "module"):
-        raise SourceError(f"{file}: naming is {str(naming)[:40]!r}; expected 'checkpoint' or 'module'")
+        raise SourceError(f"{file}: naming is {value_shown(naming)}; expected 'checkpoint' or 'module'")
     checked: Literal["checkpoint", "module"] = "module" if naming == "module" else "checkpoint"
     seen: set[tuple[str, Indices]] = set()
     return StoredModel(
@@ -160,17 +164,26 @@ def _own_form(value: dict[str, Any], file: str) -> StoredModel:
 
 def _stored_set(value: object, seen: set[tuple[str, Indices]], file: str) -> StoredSet:
     if not isinstance(value, dict):
-        raise SourceError(f"{file}: sets: found {str(value)[:60]}; expected an object")
+        raise SourceError(f"{file}: sets: found {value_shown(value)}; expected an object")
     template = _field(value, "template", str, file)
-    place = f"{file}: sets: {template!r}"
+    place = f"{file}: sets: {quoted(template)}"
     parts = template.split(".")
+    if len(parts) > MOST_PARTS + 1:  # A name is folded through its parent.
+        raise SourceError(f"{place}: more than {MOST_PARTS + 1} parts")
     if any((INDEX in part and part != INDEX) or is_index(part) for part in parts):
         raise SourceError(f"{place}: no name template: an index is written {INDEX!r}, as a part of its own")
     width = parts.count(INDEX)
     indices = []
     for each in _field(value, "indices", list, file):
-        if not isinstance(each, list) or len(each) != width or not all(type(i) is int and i >= 0 for i in each):
-            raise SourceError(f"{place}: indices: found {str(each)[:60]}; expected {width} integers, none negative")
+        if (
+            not isinstance(each, list)
+            or len(each) != width
+            or not all(type(i) is int and 0 <= i < MOST_INDEX for i in each)
+        ):
+            raise SourceError(
+                f"{place}: indices: found {value_shown(each)}; expected {width} integers, none negative,"
+                " of at most nine digits"
+            )
         indices.append(tuple(each))
     for key in indices:
         if (template, key) in seen:
@@ -181,22 +194,31 @@ def _stored_set(value: object, seen: set[tuple[str, Indices]], file: str) -> Sto
     tensors = []
     for entry in _field(value, "tensors", list, file):
         if not isinstance(entry, list) or len(entry) != 3 or not isinstance(entry[0], str):
-            raise SourceError(f"{place}: tensors: found {str(entry)[:60]}; expected [suffix, dtype, shape]")
-        tensors.append(StoredTensor(entry[0], *_dtype_and_shape(entry[1], entry[2], {}, f"{place}: {entry[0]!r}")))
+            raise SourceError(f"{place}: tensors: found {value_shown(entry)}; expected [suffix, dtype, shape]")
+        tensors.append(
+            StoredTensor(entry[0], *_dtype_and_shape(entry[1], entry[2], {}, f"{place}: {quoted(entry[0])}"))
+        )
     if len({tensor.suffix for tensor in tensors}) < len(tensors):
         raise SourceError(f"{place}: a tensor stands twice")
     return StoredSet(template, tuple(sorted(indices)), tuple(sorted(tensors, key=lambda tensor: tensor.suffix)))
+
+
+def _is_index_value(value: object) -> bool:
+    return type(value) is int and 0 <= value < MOST_INDEX
 
 
 def _dtype_and_shape(
     dtype: object, shape: object, known: dict[tuple[int, ...], tuple[int, ...]], place: str
 ) -> tuple[str | None, tuple[int, ...] | None]:
     if dtype is not None and (not isinstance(dtype, str) or dtype not in DTYPE_BITS):
-        raise SourceError(f"{place}: unknown dtype {str(dtype)[:40]!r}; expected one of safetensors', as BF16")
+        raise SourceError(f"{place}: unknown dtype {value_shown(dtype)}; expected one of safetensors', as BF16")
     if shape is None:
         return dtype, None
-    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
-        raise SourceError(f"{place}: shape is {str(shape)[:60]}; expected a list of integers, none negative")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise SourceError(f"{place}: shape is {value_shown(shape)}; expected a list of integers, none negative")
+    fault = shape_fault(shape, dtype)
+    if fault:
+        raise SourceError(f"{place} has {fault}: {value_shown(shape)}")
     sizes = tuple(shape)
     return dtype, known.setdefault(sizes, sizes)
 
@@ -209,10 +231,14 @@ def _finding(value: object, file: str) -> Finding:
         if (
             level in ("error", "warning", "note")
             and all(isinstance(text, str) for text in texts)
+            and _CODE.fullmatch(str(texts[0]))
             and all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in (layers, rules))
         ):
             return Finding(str(texts[0]), level, str(texts[1]), tuple(layers), tuple(rules))
-    raise SourceError(f"{file}: findings: found {str(value)[:60]}; expected code, level, message, layers and rules")
+    raise SourceError(
+        f"{file}: findings: found {value_shown(value)}; expected a code as PQ401, a level (error, warning or note),"
+        " message, layers and rules"
+    )
 
 
 def _strings(value: object, what: str, file: str) -> Mapping[str, str]:
@@ -228,6 +254,6 @@ def _field(value: dict[str, Any], key: str, kind: type, file: str, default: obje
     found = value.get(key, default)
     if found is _REQUIRED or not isinstance(found, kind):
         what = {"dict": "an object", "list": "a list", "str": "a string"}[kind.__name__]
-        told = "nothing" if found is _REQUIRED else str(found)[:60]
+        told = "nothing" if found is _REQUIRED else value_shown(found)
         raise SourceError(f"{file}: {key}: expected {what}, found {told}")
     return found

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import difflib
 import os
+import stat
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, cast
 
 from policyquant.collector import collector_paused
 from policyquant.errors import SourceError
-from policyquant.inventory.checkpoint_files import CONFIG_FILE, open_files, read_config
+from policyquant.inventory.checkpoint_files import CONFIG_FILE, PICKLES, open_files, read_config
+from policyquant.inventory.echo import as_text, path_shown, quoted
 from policyquant.inventory.files import LocalFiles
 from policyquant.inventory.index_alone import open_index
-from policyquant.inventory.json_file import parse_json, read_file
+from policyquant.inventory.json_file import file_status, parse_json, read_file
 from policyquant.inventory.layers import StoredModel
 from policyquant.inventory.safetensors import read_header
 from policyquant.inventory.saved import decompressed, inventory_from_json
 from policyquant.inventory.stored_model import build_model
 
 _HUB: Final = "hf://"
-_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_MOST_COMPARED: Final = 1000
+"""Names beside a missing one."""
+
 _TAKEN: Final = (
     "a directory with config.json and safetensors, a .safetensors file, an .index.json, a saved inventory, or"
     " hf://organisation/name"
@@ -52,14 +58,14 @@ def _from_name(path: str, revision: str | None, token: str | None) -> StoredMode
 
         return open_files(HubFiles(parse_hub_name(path, revision), token=token))
     if "\0" in path:
-        raise SourceError(f"{path[:100]!r}: no path has a null character in it")
+        raise SourceError(f"{quoted(path)}: no path has a null character in it")
     if "://" in path:
-        raise SourceError(f"{path}: no source of this kind; expected {_TAKEN}")
+        raise SourceError(f"{path_shown(path)}: no source of this kind; expected {_TAKEN}")
     if path.startswith("~"):
         try:
             path = str(Path(path).expanduser())
         except RuntimeError:
-            raise SourceError(f"{path}: there is no such home directory") from None
+            raise SourceError(f"{path_shown(path)}: there is no such home directory") from None
     return _from_path(path)
 
 
@@ -78,49 +84,53 @@ def _from_python(source: object) -> StoredModel:
 
 
 def _from_path(path: str) -> StoredModel:
-    if not os.path.lexists(path):
+    status = file_status(path)
+    if status is None:
         raise _no_such(path)
-    if Path(path).is_dir():
-        return open_files(LocalFiles(path))
+    if stat.S_ISDIR(status.st_mode):
+        return replace(open_files(LocalFiles(path)), source=as_text(path))
     if path.endswith(".safetensors"):
         return _one_file(path)
-    if path.endswith(_PICKLES):
-        raise SourceError(f"{path}: may be a Python pickle, which is never opened; convert it to safetensors")
+    label = path_shown(path)
+    if path.endswith(PICKLES):
+        raise SourceError(f"{label}: may be a Python pickle, which is never opened; convert it to safetensors")
     if path.endswith(".gguf"):
-        raise SourceError(f"{path}: GGUF files are not read; expected {_TAKEN}")
-    return _json_file(path)
+        raise SourceError(f"{label}: GGUF files are not read; expected {_TAKEN}")
+    return _json_file(path, label)
 
 
 def _one_file(path: str) -> StoredModel:
     header = read_header(path)
     files = LocalFiles(Path(path).parent)
-    stem = Path(path).name.removesuffix(".safetensors")
-    return build_model(files.name if stem == "model" else stem, path, read_config(files), header.tensors)
+    stem = as_text(Path(path).name.removesuffix(".safetensors"))
+    label = path_shown(path)
+    name = files.name if stem == "model" else stem
+    return replace(build_model(name, label, read_config(files, label), header.tensors), source=as_text(path))
 
 
-def _json_file(path: str) -> StoredModel:
-    data = decompressed(read_file(path), path)
+def _json_file(path: str, label: str) -> StoredModel:
+    data = decompressed(read_file(path), label)
     if path.endswith(".index.json"):
         return open_index(path, data)
     if not data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
-        raise SourceError(f"{path}: no model; expected {_TAKEN}")
-    value = parse_json(data, path)
+        raise SourceError(f"{label}: no model; expected {_TAKEN}")
+    value = parse_json(data, label)
     if isinstance(value, dict) and "tensors" not in value and "format" not in value:
         if "weight_map" in value:
             return open_index(path, data)
         if Path(path).name == CONFIG_FILE or "model_type" in value:
-            raise SourceError(f"{path}: a config, which lists no layers; expected {_TAKEN}")
-    return inventory_from_json(value, path)
+            raise SourceError(f"{label}: a config, which lists no layers; expected {_TAKEN}")
+    return inventory_from_json(value, label)
 
 
 def _no_such(path: str) -> SourceError:
     parent = Path(path).parent
     try:
-        beside = [entry.name for entry in parent.iterdir()]
+        beside = [entry.name for entry in islice(parent.iterdir(), _MOST_COMPARED)]
     except OSError:
         beside = []
     close = difflib.get_close_matches(Path(path).name, beside, n=1, cutoff=0.6)
-    hint = f"; did you mean {str(parent / close[0])!r}?" if close else ""
+    hint = f"; did you mean {quoted(str(parent / close[0]))}?" if close else ""
     if not hint and path.count("/") == 1 and not path.startswith((".", "/", "~")):
-        hint = f"; for a repository of the Hugging Face Hub write {_HUB}{path}"
-    return SourceError(f"{path}: no such file or directory{hint}")
+        hint = f"; for a repository of the Hugging Face Hub write {_HUB}{path_shown(path)}"
+    return SourceError(f"{path_shown(path)}: no such file or directory{hint}")

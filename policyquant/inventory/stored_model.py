@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
+from policyquant.errors import SourceError
 from policyquant.findings import Finding
 from policyquant.inventory.collapse import Tensor, collapse
 from policyquant.inventory.config_file import Config, declared_quantization
 from policyquant.inventory.declared import Declared
-from policyquant.inventory.layers import Indices, StoredModel, StoredSet, StoredTensor, own_name
+from policyquant.inventory.layers import INDEX, Indices, StoredModel, StoredSet, StoredTensor, own_name
+from policyquant.inventory.spans import listed, spans
 from policyquant.inventory.stored_formats import Recognised, lacks_scale, recognise
 
 
@@ -27,9 +29,12 @@ def build_model(
     """Fold tensors, whose names must differ, and add the findings about them.
 
     Raises:
-        SourceError: a tensor's name has a part that is kept for indices.
+        SourceError: a tensor's name cannot be folded; see `collapse`.
     """
-    sets = join_parts_of_weights(collapse(tensors))
+    try:
+        sets = join_parts_of_weights(collapse(tensors))
+    except SourceError as error:
+        raise SourceError(f"{source}: {error}") from None
     return StoredModel(
         name=name,
         source=source,
@@ -81,9 +86,9 @@ def _owner(stored: StoredSet) -> str | None:
     return None
 
 
-def member_names(stored: StoredSet) -> tuple[str, ...]:
-    """Names of all layers of a set."""
-    return tuple(map(own_name(stored.template).fill, stored.indices))
+def _names(stored: StoredSet) -> tuple[str, ...]:
+    """Names of all layers of a set, repeated ones written as index ranges."""
+    return tuple(spans(own_name(stored.template), stored.indices))
 
 
 def _findings(sets: Sequence[StoredSet], config: Mapping[str, object]) -> Iterable[Finding]:
@@ -94,14 +99,13 @@ def _findings(sets: Sequence[StoredSet], config: Mapping[str, object]) -> Iterab
             quantized |= weight.scheme is not None
             if lacks_scale(weight):
                 what = "FP8" if (weight.tensor.dtype or "").startswith("F8") else weight.tensor.dtype
-                names = member_names(stored)
-                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                yield Finding(
-                    "PQ407", "error", f"{what} tensor without scale: {names[0]}.{weight.tensor.suffix}{more}", names
-                )
+                names = _names(stored)
+                tensors = [f"{name}.{weight.tensor.suffix}" for name in names]
+                yield Finding("PQ407", "error", f"{what} tensor without scale: {listed(tensors)}", names)
     yield from _missing_input_scales(sets, recognised, config)
     declared = declared_quantization(config)
-    if declared and sets and not quantized and Declared(declared).says_quantized:
+    ours = declared.get("quant_method") == "policyquant"  # A policy says what shall be, not what is.
+    if declared and sets and not quantized and not ours and Declared(declared).says_quantized:
         yield Finding(
             "PQ436",
             "warning",
@@ -128,6 +132,6 @@ def _missing_input_scales(
     level: Literal["error", "warning"] = "error" if Declared(declared_quantization(config)).static_inputs else "warning"
     for stored, key in without:
         if key in with_scale:
-            names = member_names(stored)
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            yield Finding("PQ408", level, f"no input_scale: {names[0]}{more}; other {stored.template} have one", names)
+            names = _names(stored)
+            others = stored.template.replace(INDEX, "*")
+            yield Finding("PQ408", level, f"no input_scale: {listed(names)}; other {others} have one", names)

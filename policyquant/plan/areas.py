@@ -8,8 +8,8 @@ from typing import Final
 
 from policyquant.inventory.inventory import Inventory
 from policyquant.inventory.layers import INDEX, Indices, LayerSet, own_name
+from policyquant.inventory.spans import escape, spans
 from policyquant.plan.matching import Matcher
-from policyquant.plan.spans import escape, spans
 from policyquant.plan.units import Unit, units_of
 from policyquant.policy.patterns import Pattern
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+from policyquant.inventory.ranges import Ranges
 from policyquant.plan.decide import Decision
-from policyquant.plan.ranges import Ranges
 from policyquant.plan.units import Unit
 
 Run = tuple[int, int, Decision]

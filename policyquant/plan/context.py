@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from policyquant.findings import Finding, Level
 from policyquant.inventory.layers import LayerSet, NameForm, Namespace, Part
+from policyquant.inventory.ranges import Ranges
 from policyquant.plan.assignment import Assignment
 from policyquant.plan.decide import Decision, Facts
 from policyquant.plan.history import Hit
 from policyquant.plan.matching import Match, Matcher
 from policyquant.plan.names import NameTree
-from policyquant.plan.ranges import Ranges
 from policyquant.plan.spans import unit_spans
-from policyquant.plan.units import Unit, units_of
+from policyquant.plan.units import Reach, Unit, units_of
 from policyquant.policy.policy import Policy, Rule
 
 
@@ -39,7 +39,8 @@ class Context:
     def facts(self, unit: Unit) -> Facts:
         """What precedence needs to know of a unit."""
         kind = unit.layer.kind
-        return Facts(kind, kind in self.policy.protect, unit.layer.has_kv_cache)
+        shape = unit.layer.shape if unit.part.shape is None else unit.part.shape
+        return Facts(kind, kind in self.policy.protect, unit.layer.has_kv_cache, shape is None or len(shape) > 1)
 
     def add(self, code: str, level: Level, message: str, layers: Iterable[str] = (), rules: Iterable[str] = ()) -> None:
         """Record a finding."""
@@ -52,7 +53,8 @@ class Context:
     def places(self, decision: Decision) -> tuple[str, ...]:
         """Where what decided stands: `file:line:column` of the rule or the default, and of the rules that refined it;
         empty if nothing written did."""
-        own = () if decision.decided_by in ("nothing", "protection") else (self.written_at(decision.hit),)
+        unwritten = decision.decided_by in ("nothing", "protection") or decision.tied_to_nothing
+        own = () if unwritten else (self.written_at(decision.hit),)
         return (*own, *map(self.written_at, decision.refined_by))
 
     def written_at(self, hit: Hit | None) -> str:
@@ -68,6 +70,8 @@ class Context:
             text = "since no rule decides it"
         elif decision.decided_by == "protection":
             text = "since it is protected and no rule that would quantize it names it"
+        elif decision.tied_to_nothing:
+            text = "since it shares its storage with a layer that is left as it is"
         else:
             text = f"by {self.who_wrote(decision.hit)}"
         if decision.refined_by:
@@ -82,11 +86,11 @@ class Context:
         text = rule.patterns[hit.pattern].text if hit.pattern >= 0 else rule.text
         return f"{text!r} ({rule.location})"
 
-    def spans(self, reached: Mapping[int, Ranges] | Iterable[tuple[Unit, Ranges]]) -> list[str]:
+    def spans(self, reached: Reach | Iterable[tuple[Unit, Ranges]]) -> list[str]:
         """Layer names, folded, of members of several units."""
         pairs = (
             [(self.units[number], ranges) for number, ranges in reached.items()]
-            if isinstance(reached, Mapping)
+            if isinstance(reached, dict)
             else reached
         )
         return list(dict.fromkeys(span for unit, ranges in pairs for span in unit_spans(unit, ranges)))

@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 
 from policyquant.inventory.kinds import Kind
 from policyquant.plan.history import History, Hit
-from policyquant.policy.methods import METHODS, FieldError
+from policyquant.policy.methods import METHODS, WEIGHT_KINDS, FieldError
 from policyquant.policy.policy import Default, Fields, Policy, SchemeFields
 from policyquant.policy.scheme import BITS, NONE, Quantization, Scheme
 
@@ -20,9 +20,6 @@ DecidedBy = Literal["rule", "default", "tie", "protection", "nothing"]
 EMITTERS: Final = frozenset[Kind]({"linear", "moe", "router", "norm", "activation", "attention", "embedding", "head"})
 """Kinds that emit an activation whose dtype `output` can set."""
 
-WEIGHT_KINDS: Final = frozenset[Kind]({"linear", "moe", "router", "embedding", "head"})
-"""Kinds that some method takes."""
-
 
 class Facts(NamedTuple):
     """All that precedence needs to know of a layer."""
@@ -30,9 +27,14 @@ class Facts(NamedTuple):
     kind: Kind
     protected: bool
     has_kv_cache: bool
+    has_weight: bool
+    """Whether it owns a weight that a method could quantize: at least two dimensions, or of unknown shape."""
 
 
 Effect = Literal["decides", "refines", "passes", "stopped"]
+
+Field = Literal["method", "weight or input", "output", "kv_cache"]
+"""What a rule can say, each of which applies to a layer or not."""
 
 
 class Step(NamedTuple):
@@ -43,6 +45,8 @@ class Step(NamedTuple):
     effect: Effect
     reason: str
     """Why it passed over the layer or was stopped; else empty."""
+    ignored: tuple[tuple[Field, str], ...] = ()
+    """What it says that has no effect here, and why, though the rest of it has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,17 +66,16 @@ class Decision:
     """A quantized output as written, until the layer's readers complete it."""
     output_hit: Hit | None = None
     kv_cache_hit: Hit | None = None
+    default_sets: bool = False
+    """Whether the output or the KV cache is the default's."""
     history: History | None = None
+    tied_to_nothing: bool = False
+    """Whether it was settled by a tie to a layer that nothing written decided."""
 
     @property
     def named(self) -> bool:
         """Whether a rule that names the layer decided it."""
         return self.decided_by == "rule" and self.hit is not None and self.hit.named
-
-    @property
-    def stopped(self) -> tuple[Hit, ...]:
-        """Rules that protection kept off the layer."""
-        return tuple(step.hit for step in self.steps if step.effect == "stopped" and step.hit is not None)
 
 
 class Decider:
@@ -112,36 +115,30 @@ class _Fold:
 
     def run(self, history: History) -> Decision:
         if self.policy.default is not None:
-            self._apply(self.policy.default.fields, None, self.policy.default)
+            self._apply(self.policy.default.fields, self.policy.default)
         for hit in history.hits():
-            self._apply(self.policy.rules[hit.rule].fields, hit, hit)
+            self._apply(self.policy.rules[hit.rule].fields, hit)
         return self._decision(history)
 
-    def _apply(self, fields: SchemeFields, hit: Hit | None, who: Hit | Default) -> None:
+    def _apply(self, fields: SchemeFields, who: Hit | Default) -> None:
+        hit = who if isinstance(who, Hit) else None
         named = hit is not None and hit.named
-        applied: list[Effect] = []
-        reasons: list[tuple[Effect, str]] = []
-
-        def note(outcome: tuple[Effect, str]) -> None:
-            if outcome[0] in ("decides", "refines"):
-                applied.append(outcome[0])
-            else:
-                reasons.append(outcome)
-
+        outcomes: dict[Field, tuple[Effect, str]] = {}
         if fields.method is not None:
-            note(self._method(fields, named, who))
+            outcomes["method"] = self._method(fields, named, who)
         elif fields.weight is not None or fields.input is not None:
-            note(self._refine(fields, named, hit))
+            outcomes["weight or input"] = self._refine(fields, named, hit)
         if fields.output is not None:
-            note(self._output(fields.output, named, who))
+            outcomes["output"] = self._output(fields.output, named, who)
         if fields.kv_cache is not None:
-            note(self._kv_cache(fields.kv_cache, who))
-        if applied:
-            self.steps.append(Step(hit, "decides" if "decides" in applied else "refines", ""))
+            outcomes["kv_cache"] = self._kv_cache(fields.kv_cache, named, who)
+        effects = {effect for effect, _ in outcomes.values()}
+        in_vain = tuple((said, why) for said, (effect, why) in outcomes.items() if effect in ("passes", "stopped"))
+        if len(in_vain) < len(outcomes):
+            self.steps.append(Step(hit, "decides" if "decides" in effects else "refines", "", in_vain))
         else:
-            stopped = any(effect == "stopped" for effect, _ in reasons)
-            reason = "; ".join(dict.fromkeys(text for _, text in reasons))
-            self.steps.append(Step(hit, "stopped" if stopped else "passes", reason))
+            reason = "; ".join(dict.fromkeys(reason for _, reason in in_vain))
+            self.steps.append(Step(hit, "stopped" if "stopped" in effects else "passes", reason))
 
     def _method(self, fields: SchemeFields, named: bool, who: Hit | Default) -> tuple[Effect, str]:
         method = fields.method
@@ -152,9 +149,11 @@ class _Fold:
             self.output = self.output_hit = self.kv_cache = self.kv_cache_hit = None
         elif kind not in spec.kinds:
             return "passes", f"{method} does not take {kind} layers"
+        elif not self.facts.has_weight:
+            return "passes", "a layer without a weight matrix has nothing to quantize"
         elif self.facts.protected and not named and method != "dequantize":
             self.kept_off = True
-            return "stopped", f"{kind} layers are protected, and this does not name the layer"
+            return self._stopped()
         elif kind == "router" and not named:
             return "passes", f"{method} takes a router only if the rule names it"
         weight, input = spec.refine(spec.weight, spec.input, fields.weight, fields.input)
@@ -166,7 +165,7 @@ class _Fold:
 
     def _refine(self, fields: SchemeFields, named: bool, hit: Hit | None) -> tuple[Effect, str]:
         if self.facts.protected and not named:
-            return "stopped", f"{self.facts.kind} layers are protected, and this does not name the layer"
+            return self._stopped()
         if self.scheme.method == "none":
             return "passes", "nothing stands here that could be refined"
         spec = METHODS[self.scheme.method]
@@ -183,7 +182,7 @@ class _Fold:
         if self.facts.kind not in EMITTERS:
             return "passes", f"{self.facts.kind} layers have no output that could be set"
         if self.facts.protected and not named and (not isinstance(output, str) or self._lowers(output)):
-            return "stopped", f"{self.facts.kind} layers are protected, and this does not name the layer"
+            return self._stopped()
         self.output = None if output == "none" else output
         self.output_hit = who
         return "refines", ""
@@ -194,17 +193,24 @@ class _Fold:
         now = BITS[stands] if isinstance(stands, str) else BITS[str(stands["dtype"])]
         return BITS[self.model_dtype if output == "none" else output] < now
 
-    def _kv_cache(self, kv_cache: str | Fields, who: Hit | Default) -> tuple[Effect, str]:
+    def _kv_cache(self, kv_cache: str | Fields, named: bool, who: Hit | Default) -> tuple[Effect, str]:
         if self.facts.kind != "attention":
             return "passes", f"{self.facts.kind} layers have no KV cache"
         if not self.facts.has_kv_cache:
             return "passes", "this attention keeps no KV cache"
+        if self.facts.protected and not named and not isinstance(kv_cache, str):
+            return self._stopped()
         self.kv_cache = None if isinstance(kv_cache, str) else kv_cache
         self.kv_cache_hit = who
         return "refines", ""
 
+    def _stopped(self) -> tuple[Effect, str]:
+        return "stopped", f"{self.facts.kind} layers are protected, and this does not name the layer"
+
     def _decision(self, history: History) -> Decision:
-        own = [hit for hit in (self.output_hit, self.kv_cache_hit) if isinstance(hit, Hit)]
+        setters = (self.output_hit, self.kv_cache_hit)
+        own = [who for who in setters if isinstance(who, Hit)]
+        default_sets = any(isinstance(who, Default) for who in setters)
         decided_by: DecidedBy
         hit = self.decided if isinstance(self.decided, Hit) else None
         if hit is not None:
@@ -215,7 +221,7 @@ class _Fold:
         elif self.kept_off:
             decided_by = "protection"
         else:
-            decided_by = "default" if self.decided is not None else "nothing"
+            decided_by = "default" if self.decided is not None or default_sets else "nothing"
         kept = [h for h in dict.fromkeys((*self.refined, *own)) if h != hit]
         refined = tuple(sorted(kept, key=lambda h: h.rule))
         left = {hit, *refined}
@@ -242,6 +248,7 @@ class _Fold:
             output_fields=None if isinstance(output, str) else output,
             output_hit=self.output_hit if isinstance(self.output_hit, Hit) else None,
             kv_cache_hit=self.kv_cache_hit if isinstance(self.kv_cache_hit, Hit) else None,
+            default_sets=default_sets,
             history=history,
         )
 

@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 from policyquant.findings import Finding
 from policyquant.inventory.kinds import Kind
 from policyquant.inventory.layers import Indices, own_name
+from policyquant.inventory.spans import counted_spans
 from policyquant.plan.decide import DecidedBy
 from policyquant.plan.plan import ModelInfo, Plan, PolicyInfo
 from policyquant.plan.rows import Row, RuleRef
-from policyquant.plan.spans import counted_spans
 from policyquant.plan.summary import Total
 from policyquant.policy.scheme import Quantization, Scheme
 
@@ -221,7 +221,7 @@ def _by_template(plan: Plan) -> dict[str, list[_Named]]:
         form, indices = row.form, row.indices
         if form != own_name(form.template):
             pairs = tuple(zip(form.positions, form.offsets, strict=True))
-            indices = [tuple([each[p] - o for p, o in pairs]) for each in indices]
+            indices = tuple(tuple([each[p] - o for p, o in pairs]) for each in indices)
         result.setdefault(form.template, []).append(_Named(row, indices))
     return result
 

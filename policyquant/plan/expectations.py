@@ -6,14 +6,13 @@ import operator
 from collections.abc import Callable
 from typing import Final
 
+from policyquant.inventory.ranges import Ranges
 from policyquant.plan.context import Context
 from policyquant.plan.decide import EMITTERS, Decision
-from policyquant.plan.groups import describe
 from policyquant.plan.matching import Match
-from policyquant.plan.ranges import Ranges, union
 from policyquant.plan.suggest import suggestion
-from policyquant.plan.units import Unit
-from policyquant.policy.methods import METHODS
+from policyquant.plan.units import Reach, Unit, add_members
+from policyquant.policy.methods import METHODS, WEIGHT_KINDS
 from policyquant.policy.policy import Fields, LayerExpectation, SchemeFields
 from policyquant.policy.scheme import Quantization
 
@@ -27,7 +26,8 @@ _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
 
 
 def check_layers(context: Context) -> None:
-    """Report layers that are not as `expect: layers:` says (PQ111), and patterns that reach nothing (PQ112)."""
+    """Report layers that are not as `expect: layers:` says (PQ111), and expectations that say nothing, because they
+    reach no layer or none that could be so (PQ112)."""
     for expectation in context.policy.expected_layers:
         match = context.matcher.match(expectation.pattern)
         place = str(expectation.location)
@@ -42,32 +42,44 @@ def check_layers(context: Context) -> None:
                     (place,),
                 )
             continue
-        broken: dict[Decision, dict[int, Ranges]] = {}
+        broken: dict[Decision, Reach] = {}
+        says_something = False
         for number, ranges in match.reach.items():
             unit = context.units[number]
             concerned = _concerned(context, expectation, match, unit, ranges)
+            says_something = says_something or bool(concerned)
             for start, stop, decision in context.assignment.within(unit, concerned):
                 if not _holds(expectation, decision):
-                    reached = broken.setdefault(decision, {})
-                    reached[number] = union(reached.get(number, ()), ((start, stop),))
+                    add_members(broken.setdefault(decision, {}), number, ((start, stop),))
+        if not says_something and not expectation.optional:
+            context.add(
+                "PQ112",
+                "error",
+                f"{place}: {expectation.fields} is expected for {expectation.pattern.text!r}, which reaches no layer"
+                " that can be so; write `optional: true` if that is right",
+                context.spans(match.reach),
+                (place,),
+            )
         for decision, reached in broken.items():
             context.add(
                 "PQ111",
                 "error",
-                f"{place}: expected {_wanted(expectation)} for {expectation.pattern.text!r}, but it is"
-                f" {describe(decision)} {context.because(decision)}",
+                f"{place}: expected {expectation.fields} for {expectation.pattern.text!r}, but it is"
+                f" {decision.scheme} {context.because(decision)}",
                 context.spans(reached),
                 (place, *context.places(decision)),
             )
 
 
 def _concerned(context: Context, expectation: LayerExpectation, match: Match, unit: Unit, ranges: Ranges) -> Ranges:
-    """The members that what is expected can be said of. Weight methods take a router only where a pattern names it."""
-    if not _can_take(expectation.fields, unit):
+    """The members that what is expected can be said of. Weight methods take a router only where a pattern names it;
+    and fields of a weight that could be any method's are not expected of an embedding by the way."""
+    fields, kind = expectation.fields, unit.layer.kind
+    if not _can_take(fields, unit):
         return ()
-    fields = expectation.fields
     weighs = fields.method not in (None, "none") or fields.weight is not None or fields.input is not None
-    if unit.layer.kind == "router" and weighs and match.namespace is not None:
+    only_named = (kind == "router" and weighs) or (kind == "embedding" and weighs and fields.method is None)
+    if only_named and match.namespace is not None:
         return context.matcher.trees[match.namespace].named(match.pattern, unit, ranges)
     return ranges
 
@@ -81,7 +93,7 @@ def _can_take(fields: SchemeFields, unit: Unit) -> bool:
     if fields.output is not None and kind not in EMITTERS:
         return False
     if fields.weight is not None or fields.input is not None:
-        return kind in METHODS["fp8"].kinds
+        return kind in WEIGHT_KINDS
     return True
 
 
@@ -105,17 +117,6 @@ def _value_holds(written: str | Fields, actual: str | Quantization | None) -> bo
 
 def _within(written: Fields, actual: Quantization | None) -> bool:
     return actual is not None and all(getattr(actual, name) == value for name, value in written.items())
-
-
-def _wanted(expectation: LayerExpectation) -> str:
-    fields = expectation.fields
-    pieces = [fields.method] if fields.method is not None else []
-    for name in ("weight", "input", "output", "kv_cache"):
-        value = getattr(fields, name)
-        if value is not None:
-            shown = value if isinstance(value, str) else " ".join(map(str, value.values()))
-            pieces.append(f"{name} {shown}")
-    return ", ".join(pieces)
 
 
 def check_bits(context: Context, bits: float | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,11 +11,9 @@ from policyquant.inventory.collapse import template_of
 from policyquant.inventory.layers import NAMESPACES, Indices, LayerSet, NameForm, Namespace
 from policyquant.plan.context import Context
 from policyquant.plan.decide import Step
-from policyquant.plan.ranges import Ranges
 from policyquant.plan.rows import LayerPlan
 from policyquant.plan.spans import unit_spans
 from policyquant.plan.units import Unit
-from policyquant.policy.policy import SchemeFields
 
 Outcome = Literal["decides", "sets", "overruled", "passes over", "stopped by protection", "does not reach"]
 
@@ -25,11 +23,16 @@ class RuleOutcome:
     """One rule (or the default) and what it did to the layer."""
 
     text: str
+    """The pattern that reached the layer, or the rule's whole condition."""
     place: str
+    """`file:line:column`."""
     says: str
+    """Its scheme in one line, as it could be written."""
     outcome: Outcome
     reason: str
+    """Why it passed over the layer or was stopped; else empty."""
     namespace: Namespace | None
+    """To which the pattern belongs, if it reached the layer."""
     names: bool
     """Whether it names the layer rather than merely covers it."""
 
@@ -39,8 +42,11 @@ class PartExplanation:
     """What led to the decision about one part of a layer (a plain layer is its own only part)."""
 
     name: str
-    names: dict[Namespace, tuple[str, ...]]
+    """Its checkpoint name."""
+    names: Mapping[Namespace, tuple[str, ...]]
+    """All its names in each namespace, its own first, then fused ones."""
     rules: tuple[RuleOutcome, ...]
+    """The default, if there is one, and every rule in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +60,13 @@ class Explanation:
     group: tuple[str, ...]
     """The other members of its fused group, folded."""
     tied_to: str | None
+    """Checkpoint name of the layer whose storage it shares."""
     tied_by: tuple[str, ...]
     """Layers that share this one's storage."""
     feeds: tuple[str, ...] | None
     """Layers that read its output; None: not known."""
     fed_by: tuple[str, ...]
+    """Layers whose output it reads."""
 
 
 class Explainer:
@@ -103,7 +111,7 @@ class Explainer:
                 return next(iter(hits.values()))
         return None
 
-    def explain(self, name: str, layer: LayerPlan) -> Explanation:
+    def explain(self, layer: LayerPlan) -> Explanation:
         """All about the layer that `plan[name]` gave."""
         context = self._context
         found = self._locate(layer.name)
@@ -111,6 +119,7 @@ class Explainer:
         layer_set, indices = found
         units = context.units_of_layer[layer_set]
         position = layer_set.indices.index(indices)
+        block = units[0].block_of(indices)
         return Explanation(
             layer,
             layer_set.kind in context.policy.protect,
@@ -122,8 +131,8 @@ class Explainer:
                 for other in context.units_of_layer
                 if other.tied_to is not None and other.tied_to == layer.name
             ),
-            self._feeds(layer_set, indices),
-            self._fed_by(units, indices),
+            self._feeds(layer_set, block),
+            self._fed_by(units, block),
         )
 
     def _differing(self, unit: Unit, position: int) -> list[int]:
@@ -145,19 +154,20 @@ class Explainer:
         default = context.policy.default
         if default is not None:
             step = next((s for s in decision.steps if s.hit is None), None)
-            outcome: Outcome = "decides" if decision.decided_by == "default" else "overruled"
-            reason = ""
-            if step is not None and step.effect in ("stopped", "passes"):
-                outcome = "stopped by protection" if step.effect == "stopped" else "passes over"
-                reason = step.reason
+            assert step is not None
+            outcome = _outcome(step, decision.default_sets, decision.decided_by == "default")
             result.append(
-                RuleOutcome("default", str(default.location), says(default.fields), outcome, reason, None, False)
+                RuleOutcome(
+                    "default", str(default.location), str(default.fields), outcome, step.reason, None, names=False
+                )
             )
         for number, rule in enumerate(context.policy.rules):
             found = steps.get(number)
             if found is None:
                 result.append(
-                    RuleOutcome(rule.text, str(rule.location), says(rule.fields), "does not reach", "", None, False)
+                    RuleOutcome(
+                        rule.text, str(rule.location), str(rule.fields), "does not reach", "", None, names=False
+                    )
                 )
                 continue
             hit = found.hit
@@ -165,9 +175,7 @@ class Explainer:
             outcome = _outcome(found, number in kept, decision.hit is not None and decision.hit.rule == number)
             text = rule.patterns[hit.pattern].text if hit.pattern >= 0 else rule.text
             result.append(
-                RuleOutcome(
-                    text, str(rule.location), says(rule.fields), outcome, found.reason, hit.namespace, hit.named
-                )
+                RuleOutcome(text, str(rule.location), str(rule.fields), outcome, found.reason, hit.namespace, hit.named)
             )
         return result
 
@@ -185,7 +193,7 @@ class Explainer:
                     result.extend(unit_spans(other, ranges) if ranges else ())
         return tuple(dict.fromkeys(result))
 
-    def _feeds(self, layer: LayerSet, indices: Indices) -> tuple[str, ...] | None:
+    def _feeds(self, layer: LayerSet, block: Indices) -> tuple[str, ...] | None:
         if layer.feeds is None:
             return None
         return tuple(
@@ -193,18 +201,18 @@ class Explainer:
                 span
                 for template in layer.feeds
                 for reader in self._context.by_canonical.get(template, ())
-                if (ranges := _same_block(reader, indices))
+                if (ranges := reader.in_block(block))
                 for span in unit_spans(reader, ranges)
             )
         )
 
-    def _fed_by(self, units: list[Unit], indices: Indices) -> tuple[str, ...]:
+    def _fed_by(self, units: list[Unit], block: Indices) -> tuple[str, ...]:
         mine = {form.template for unit in units for form in unit.part.names.get("canonical", ())}
         return tuple(
             dict.fromkeys(
                 span
                 for other in self._context.units
-                if mine.intersection(other.layer.feeds or ()) and (ranges := _same_block(other, indices))
+                if mine.intersection(other.layer.feeds or ()) and (ranges := other.in_block(block))
                 for span in unit_spans(other, ranges)
             )
         )
@@ -220,12 +228,6 @@ def _outcome(step: Step, kept: bool, decides: bool) -> Outcome:
     return "sets" if kept else "overruled"
 
 
-def _same_block(unit: Unit, indices: Indices) -> Ranges:
-    if not unit.indices[0]:
-        return unit.all
-    return unit.by_key((0,)).get(indices[:1], ()) if indices else ()
-
-
 def _members(unit: Unit, form: NameForm, values: Indices) -> list[int]:
     ranges = unit.by_key(form.positions).get(_stored_indices(form, values), ())
     return [member for start, stop in ranges for member in range(start, stop)]
@@ -234,20 +236,3 @@ def _members(unit: Unit, form: NameForm, values: Indices) -> list[int]:
 def _stored_indices(form: NameForm, values: Indices) -> Indices:
     """The indices of the source that give a name its numbers."""
     return tuple(value + offset for value, offset in zip(values, form.offsets, strict=True))
-
-
-def says(fields: SchemeFields) -> str:
-    """The scheme part of a rule in one line, as it could be written."""
-    pieces = [] if fields.method is None else [fields.method]
-    for name in ("weight", "input", "output", "kv_cache"):
-        value = getattr(fields, name)
-        if value is not None:
-            shown = value if isinstance(value, str) else ", ".join(f"{k}: {_value(v)}" for k, v in value.items())
-            pieces.append(f"{name}: {shown}" if isinstance(value, str) else f"{name}: {{{shown}}}")
-    return ", ".join(pieces)
-
-
-def _value(value: object) -> str:
-    if isinstance(value, tuple):
-        return str(list(value))
-    return str(value).lower() if isinstance(value, bool) else str(value)

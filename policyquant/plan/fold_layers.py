@@ -130,7 +130,7 @@ class _Run:
             for (template, numbers), sources in zip(self.names.others, self.sources, strict=True)
         ]
         group = forms.pop(0) if self.names.has_group else None
-        return row_from_json(self.layer, self.place, own_name(self.names.template), self.indices, group, forms)
+        return row_from_json(self.layer, self.place, own_name(self.names.template), tuple(self.indices), group, forms)
 
 
 def _form(template: str, numbers: Indices, sources: list[set[_Source]]) -> NameForm:

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policyquant.inventory.layers import Indices
+from policyquant.inventory.ranges import Ranges, from_positions, intersection, union
 from policyquant.plan.assignment import Run
 from policyquant.plan.context import Context
-from policyquant.plan.decide import WEIGHT_KINDS, Decision
-from policyquant.plan.ranges import Ranges, from_positions, intersection, union
-from policyquant.plan.spans import spans, unit_spans
-from policyquant.plan.units import Unit
+from policyquant.plan.decide import Decision
+from policyquant.plan.spans import layer_spans, unit_spans
+from policyquant.plan.units import Reach, Unit, add_members
+from policyquant.policy.methods import WEIGHT_KINDS
 
-Member = tuple[Unit, Ranges]
+_Disagreements = dict[tuple[Decision, Decision], dict[int, tuple[Unit, list[int]]]]
+"""Two decisions → the members, by unit, that are fused and got one each."""
 
 
 def check_groups(context: Context) -> None:
-    """Report every fused group whose members that exist disagree (PQ105), and every layer whose parts do (PQ106)."""
+    """Report every fused group whose members that exist disagree (PQ105), every layer whose parts do (PQ106), and
+    of the policy's own groups, patterns that reach nothing (PQ115) and groups that join nothing (PQ205)."""
     _check_parts(context)
     for label, members in _groups(context).items():
         _check_label(context, label, members)
     for number, patterns in enumerate(context.policy.groups):
-        reached: dict[int, Ranges] = {}
+        reached: Reach = {}
         for pattern in patterns:
             match = context.matcher.match(pattern)
             place = str(context.policy.groups_locations[number])
@@ -30,8 +33,9 @@ def check_groups(context: Context) -> None:
                     "PQ115", "error", f"{place}: the group member {pattern.text!r} reaches no layer", (), (place,)
                 )
             for unit, ranges in match.reach.items():
-                reached[unit] = union(reached.get(unit, ()), ranges)
-        _check_declared(context, reached)
+                add_members(reached, unit, ranges)
+        if reached:
+            _check_declared(context, reached, str(context.policy.groups_locations[number]))
 
 
 def _groups(context: Context) -> dict[str, list[Unit]]:
@@ -50,7 +54,7 @@ def _check_label(context: Context, label: str, units: list[Unit]) -> None:
     runs = [run for unit in units for run in context.assignment.runs(unit)]
     if all(_same(runs[0][2], run[2]) for run in runs):
         return
-    disagreements: dict[tuple[Decision, Decision], dict[int, tuple[Unit, list[int]]]] = {}
+    disagreements: _Disagreements = {}
     by_key: dict[Indices, list[tuple[Unit, Run]]] = {}
     for unit in units:
         assert unit.part.group is not None
@@ -71,29 +75,33 @@ def _check_label(context: Context, label: str, units: list[Unit]) -> None:
         if other is None:
             continue
         involved = disagreements.setdefault((first[2], other[1][2]), {})
-        for unit, run in ((first_unit, first), other):
+        for unit, run in members:
             involved.setdefault(unit.number, (unit, []))[1].extend(range(run[0], run[1]))
-    _report(context, disagreements, label)
+    _report(context, disagreements, f"layers that are fused as {label.replace('#', 'N')}", _advice(units))
 
 
-def _report(
-    context: Context,
-    disagreements: dict[tuple[Decision, Decision], dict[int, tuple[Unit, list[int]]]],
-    label: str,
-) -> None:
+def _advice(units: list[Unit]) -> str:
+    """How to reach all members at once, if they have a fused name."""
+    for form in units[0].part.names["checkpoint"]:
+        if not form.own:
+            return f"; decide {'*.' + form.template.rpartition('.')[2]!r} to reach all of them"
+    return ""
+
+
+def _report(context: Context, disagreements: _Disagreements, who: str, advice: str = "") -> None:
     for (first, second), involved in disagreements.items():
         layers = context.spans((unit, from_positions(sorted(set(members)))) for unit, members in involved.values())
         context.add(
             "PQ105",
             "error",
-            f"layers that are fused as {label.replace('#', 'N')} disagree: {describe(first)}"
-            f" {context.because(first)}, but {describe(second)} {context.because(second)}",
+            f"{who} disagree: {first.scheme} {context.because(first)}, but {second.scheme}"
+            f" {context.because(second)}{advice}",
             layers,
             (*context.places(first), *context.places(second)),
         )
 
 
-def _check_declared(context: Context, reached: dict[int, Ranges]) -> None:
+def _check_declared(context: Context, reached: Reach, place: str) -> None:
     """Groups that the policy adds: members under one parent module are joined, as far as weight methods take them."""
     by_parent: dict[str, list[tuple[Unit, int]]] = {}
     for number, ranges in reached.items():
@@ -104,7 +112,15 @@ def _check_declared(context: Context, reached: dict[int, Ranges]) -> None:
             for member in range(start, stop):
                 parent = unit.name(member).rpartition(".")[0]
                 by_parent.setdefault(parent, []).append((unit, member))
-    disagreements: dict[tuple[Decision, Decision], dict[int, tuple[Unit, list[int]]]] = {}
+    if all(len(members) < 2 for members in by_parent.values()):
+        context.add(
+            "PQ205",
+            "warning",
+            f"{place}: this group joins no two layers; only members under one parent module are joined",
+            context.spans(reached),
+            (place,),
+        )
+    disagreements: _Disagreements = {}
     for members in by_parent.values():
         first = context.assignment.at(*members[0])
         for unit, member in members[1:]:
@@ -113,7 +129,7 @@ def _check_declared(context: Context, reached: dict[int, Ranges]) -> None:
                 involved = disagreements.setdefault((first, other), {})
                 for one, position in (members[0], (unit, member)):
                     involved.setdefault(one.number, (one, []))[1].append(position)
-    _report(context, disagreements, "a group of the policy")
+    _report(context, disagreements, f"layers of one group ({place})")
 
 
 def _has_parts(context: Context, unit: Unit) -> bool:
@@ -135,9 +151,9 @@ def _check_parts(context: Context) -> None:
             context.add(
                 "PQ106",
                 "error",
-                f"this is stored as one layer, but its parts differ: {first_name} is {describe(first)}"
-                f" {context.because(first)}, {second_name} is {describe(second)} {context.because(second)}",
-                _layer_spans(units[0], layers),
+                f"this is stored as one layer, but its parts differ: {first_name} is {first.scheme}"
+                f" {context.because(first)}, {second_name} is {second.scheme} {context.because(second)}",
+                layer_spans(units[0].layer, layers),
                 (*context.places(first), *context.places(second)),
             )
 
@@ -167,21 +183,3 @@ def _differing(
 def _part_name(unit: Unit, members: Ranges, layers: Ranges) -> str:
     """The parts among `members` that belong to the first of `layers`, which stands for the others."""
     return unit_spans(unit, intersection(members, (unit.members_of_layer(layers[0][0]),)))[0]
-
-
-def _layer_spans(unit: Unit, layers: Ranges) -> list[str]:
-    members = [unit.layer.indices[i] for start, stop in layers for i in range(start, stop)]
-    return spans(unit.layer.names["checkpoint"][0], members)
-
-
-def describe(decision: Decision) -> str:
-    """A scheme in a few words, enough to see how two differ."""
-    scheme = decision.scheme
-    if scheme.method == "none":
-        text = "none"
-    else:
-        text = f"{scheme.method} (weight {scheme.weight}"
-        text += f", input {scheme.input})" if scheme.input is not None else ")"
-    if scheme.output is not None:
-        text += f" with output {scheme.output}"
-    return text

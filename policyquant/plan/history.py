@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from policyquant.inventory.layers import Namespace
-from policyquant.plan.ranges import Ranges
+from policyquant.inventory.ranges import Ranges
 
 
 class Hit(NamedTuple):

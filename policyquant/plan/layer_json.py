@@ -51,7 +51,7 @@ def row_from_json(
     layer: object,
     place: Place,
     form: NameForm,
-    indices: Sequence[Indices],
+    indices: tuple[Indices, ...],
     group: NameForm | None,
     parts: Sequence[NameForm],
 ) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from policyquant.inventory.layers import GroupForm, Indices, LayerSet, NameForm
 from policyquant.plan.context import Context
@@ -25,7 +25,7 @@ def _layer_rows(context: Context, layer: LayerSet, units: list[Unit]) -> Iterato
         decision = context.assignment.at(units[0], units[0].members_of_layer(start)[0])
         by_decision.setdefault(decision, []).append((start, stop))
     for decision, runs in by_decision.items():
-        indices = [i for start, stop in runs for i in layer.indices[start:stop]]
+        indices = tuple(chain.from_iterable(layer.indices[start:stop] for start, stop in runs))
         yield _row(context, layer, units, decision, indices)
 
 
@@ -41,7 +41,7 @@ def _runs(context: Context, units: list[Unit]) -> Iterator[tuple[int, int]]:
     return pairwise(ordered)
 
 
-def _row(context: Context, layer: LayerSet, units: list[Unit], decision: Decision, indices: list[Indices]) -> Row:
+def _row(context: Context, layer: LayerSet, units: list[Unit], decision: Decision, indices: tuple[Indices, ...]) -> Row:
     stored_apart = layer.tied_to is None or context.policy.untie
     return Row(
         form=layer.names["checkpoint"][0],

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from policyquant.inventory.layers import NAMESPACES, Namespace
-from policyquant.plan.names import NameTree, Reach
-from policyquant.plan.ranges import difference
-from policyquant.plan.units import Unit
+from policyquant.inventory.ranges import difference
+from policyquant.plan.names import NameTree
+from policyquant.plan.units import Reach, Unit
 from policyquant.policy.patterns import Pattern
 
 

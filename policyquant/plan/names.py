@@ -16,17 +16,15 @@ from dataclasses import dataclass, field
 
 from policyquant.inventory.collapse import is_index
 from policyquant.inventory.layers import INDEX, Indices, NameForm, Namespace
-from policyquant.plan.ranges import Ranges, from_positions, union
-from policyquant.plan.units import Unit
+from policyquant.inventory.ranges import Ranges, from_positions, union
+from policyquant.plan.units import Reach, Unit, add_members
 from policyquant.policy.glob_automaton import Branch
 from policyquant.policy.patterns import Pattern, regex_set
 from policyquant.policy.regex_automaton import Automaton
 
-Reach = dict[int, Ranges]
-"""Unit number → members reached."""
-
 Region = tuple[frozenset[int] | None, ...]
 """For each index on the way down, the values that got here; None: all."""
+
 REGEXES_AT_ONCE = 100
 """Regular expressions in one automaton: more of them would need more memory than RE2 is given."""
 
@@ -54,7 +52,6 @@ class NameTree:
     def __init__(self, units: Sequence[Unit], namespace: Namespace) -> None:
         self.namespace: Namespace = namespace
         self.root = Node()
-        self._units = units
         self._regexes: dict[str, Reach] = {}
         for unit in units:
             # A layer's own name is a name of each of its parts, also where it only holds them (3-D experts).
@@ -110,11 +107,7 @@ class NameTree:
 
     def prepare(self, patterns: Iterable[Pattern]) -> None:
         """Run the regular expressions among `patterns` that only RE2 can run together, in one pass over the names."""
-        todo = {
-            p.text: p
-            for p in patterns
-            if p.is_regex and p.automaton is None and p.sensitive and p.text not in self._regexes
-        }
+        todo = {p.text: p for p in patterns if p.is_regex and p.automaton is None and p.text not in self._regexes}
         texts = list(todo)
         for start in range(0, len(texts), REGEXES_AT_ONCE):
             self._run_set([todo[text] for text in texts[start : start + REGEXES_AT_ONCE]])
@@ -128,8 +121,7 @@ class NameTree:
                 for position in match(name) or ():
                     members.setdefault(position, []).append(member)
             for position, hits in members.items():
-                reach = reached[position]
-                reach[unit.number] = union(reach.get(unit.number, ()), from_positions(hits))
+                add_members(reached[position], unit.number, from_positions(hits))
         self._regexes.update((pattern.text, reach) for pattern, reach in zip(patterns, reached, strict=True))
 
     def _reach_regex(self, pattern: Pattern) -> Reach:
@@ -137,11 +129,8 @@ class NameTree:
             found: Reach = {}
             _WholeNames(pattern.automaton, found).visit(self.root, pattern.automaton.initial, (), first=True)
             return found
-        if pattern.sensitive:
-            self.prepare((pattern,))
-            return self._regexes[pattern.text]
-        matches = pattern.regex.fullmatch
-        return {unit.number: unit.all for unit, form in self.root.below if matches(form.fill(unit.indices[0]))}
+        self.prepare((pattern,))
+        return self._regexes[pattern.text]
 
     # --- naming ------------------------------------------------------------------------------------------------------
 
@@ -179,9 +168,22 @@ class NameTree:
                     result["".join(p + n for p, n in zip(pieces, numbers, strict=True))] = size
                 node = node.index
             else:
+                if is_index(part):
+                    # The one index of a container that does not repeat (`mtp.0`).
+                    result[".".join(before)] = int(part) + 1
                 node = node.children[part]
             before.append(part)
         return result
+
+    def indices_in(self, container: str) -> tuple[int, ...]:
+        """The indices below the module with this name, sorted; empty if there is none or it has no index below."""
+        node = self.root
+        for part in container.split(".") if container else ():
+            child = node.children.get(part, node.index if is_index(part) else None)
+            if child is None:
+                return ()
+            node = child
+        return () if node.index is None else measure(node)[0]
 
     def parts(self) -> set[str]:
         """All dotted parts that are no index."""
@@ -288,8 +290,7 @@ def _collect(entries: Iterable[tuple[Unit, NameForm]], region: Region, found: Re
                 constraints[position] = constraints[position] & wanted if position in constraints else wanted
         reached = unit.select(constraints)
         if reached:
-            before = found.get(unit.number)
-            found[unit.number] = reached if before is None else union(before, reached)
+            add_members(found, unit.number, reached)
 
 
 def measure(node: Node) -> tuple[tuple[int, ...], dict[Indices, int]]:

@@ -6,7 +6,7 @@ from policyquant.errors import Location
 from policyquant.inventory.kinds import Kind
 from policyquant.plan.context import Context
 from policyquant.plan.matching import Match
-from policyquant.plan.ranges import Ranges, union
+from policyquant.plan.units import Reach, add_members
 from policyquant.policy.methods import METHODS
 from policyquant.policy.patterns import Pattern, PatternError
 from policyquant.policy.policy import Rule
@@ -58,7 +58,7 @@ def _prediction_layers(context: Context, match: Match, rule: Rule, number: int) 
     kinds = METHODS[method].kinds - context.policy.protect
     if rule.kinds is not None:
         kinds &= rule.kinds
-    left: dict[int, Ranges] = {}
+    left: Reach = {}
     for unit_number, ranges in context.matcher.trees["canonical"].reach(twin).items():
         unit = context.units[unit_number]
         if unit.layer.kind not in kinds:
@@ -66,7 +66,7 @@ def _prediction_layers(context: Context, match: Match, rule: Rule, number: int) 
         for start, stop, decision in context.assignment.within(unit, ranges):
             reached = any(step.hit is not None and step.hit.rule == number for step in decision.steps)
             if not reached and decision.scheme.method != method:
-                left[unit_number] = union(left.get(unit_number, ()), ((start, stop),))
+                add_members(left, unit_number, ((start, stop),))
     if left:
         context.add(
             "PQ304",

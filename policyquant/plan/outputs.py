@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from policyquant.inventory.layers import Indices
+from policyquant.inventory.ranges import Ranges, intersection
 from policyquant.plan.context import Context
 from policyquant.plan.decide import Decision
-from policyquant.plan.ranges import Ranges, intersection, union
-from policyquant.plan.units import Unit
+from policyquant.plan.units import Reach, Unit, add_members
 from policyquant.policy.policy import Fields
 from policyquant.policy.scheme import Quantization
 
@@ -25,7 +25,7 @@ class _Trouble(NamedTuple):
 
 def settle_outputs(context: Context) -> None:
     """Complete each short quantized output from its readers; report those that cannot be (PQ110)."""
-    troubles: dict[_Trouble, dict[int, Ranges]] = {}
+    troubles: dict[_Trouble, Reach] = {}
     settled: dict[tuple[Decision, Quantization], Decision] = {}
     for unit in context.units:
         for start, stop, decision in list(context.assignment.runs(unit)):
@@ -36,7 +36,7 @@ def settle_outputs(context: Context) -> None:
         context.add(
             "PQ110",
             "error",
-            f"the output that {context.who_wrote(hit)} sets to {_show(trouble.producer.output_fields or {})}"
+            f"the output that {context.who_wrote(hit)} sets to {_short(trouble.producer.output_fields)}"
             f" cannot be read: {trouble.reason}",
             context.spans(layers),
             (context.written_at(hit), *(place for reader in trouble.readers for place in context.places(reader))),
@@ -48,13 +48,16 @@ def _settle(
     unit: Unit,
     within: Ranges,
     decision: Decision,
-    troubles: dict[_Trouble, dict[int, Ranges]],
+    troubles: dict[_Trouble, Reach],
     settled: dict[tuple[Decision, Quantization], Decision],
 ) -> None:
     fields = decision.output_fields
     assert fields is not None
-    for key, ranges in _blocks(unit, within):
-        outcome = _read_by(context, unit, key, fields, decision)
+    for block, members in unit.blocks.items():
+        ranges = intersection(members, within)
+        if not ranges:
+            continue
+        outcome = _read_by(context, unit, block, fields, decision)
         if isinstance(outcome, Quantization):
             # One object for all blocks that end alike, so that they stay one row.
             known = settled.get((decision, outcome))
@@ -63,35 +66,26 @@ def _settle(
                 settled[decision, outcome] = known
             context.assignment.put(unit, ranges, known)
         else:
-            reached = troubles.setdefault(outcome, {})
-            reached[unit.number] = union(reached.get(unit.number, ()), ranges)
+            add_members(troubles.setdefault(outcome, {}), unit.number, ranges)
 
 
-def _blocks(unit: Unit, within: Ranges) -> Iterator[tuple[Indices, Ranges]]:
-    """Members by block: by the first index, which is the block's in every layer that repeats."""
-    repeated = bool(unit.indices[0])
-    for key, ranges in unit.by_key((0,) if repeated else ()).items():
-        inside = intersection(ranges, within)
-        if inside:
-            yield key, inside
-
-
-def _readers(context: Context, unit: Unit, key: Indices) -> Iterator[tuple[Unit, Ranges]]:
+def _readers(context: Context, unit: Unit, block: Indices) -> Iterator[tuple[Unit, Ranges]]:
     for template in unit.layer.feeds or ():
         for reader in context.by_canonical.get(template, ()):
-            if not reader.indices[0]:
-                yield reader, reader.all
-            elif key and (ranges := reader.by_key((0,)).get(key)):
+            ranges = reader.in_block(block)
+            if ranges:
                 yield reader, ranges
 
 
-def _read_by(context: Context, unit: Unit, key: Indices, fields: Fields, decision: Decision) -> Quantization | _Trouble:
+def _read_by(
+    context: Context, unit: Unit, block: Indices, fields: Fields, decision: Decision
+) -> Quantization | _Trouble:
     """What the output is, as all its readers take it."""
     if unit.layer.feeds is None:
         return _Trouble("which layers read it is not known for this architecture", decision, ())
     agreed: Quantization | None = None
     first: Decision | None = None
-    for reader, ranges in _readers(context, unit, key):
+    for reader, ranges in _readers(context, unit, block):
         for _, _, other in context.assignment.within(reader, ranges):
             name = reader.layer.names["checkpoint"][0].template.replace("#", "N")
             taken = other.scheme.input
@@ -122,7 +116,5 @@ def _by(context: Context, decision: Decision) -> str:
     return f"{decision.scheme.method} {context.because(decision)}"
 
 
-def _show(fields: Fields) -> str:
-    if len(fields) == 1:
-        return str(fields["dtype"])
-    return ", ".join(f"{name} {value}" for name, value in fields.items())
+def _short(fields: Fields | None) -> str:
+    return "" if fields is None else str(fields["dtype"]) if len(fields) == 1 else str(fields)

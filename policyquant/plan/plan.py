@@ -122,8 +122,7 @@ class Plan:
                 "a plan read from a file tells the rule that decided each layer, but not every rule that was tried;"
                 " explain the model with the policy instead"
             )
-        layer = self[name]
-        return self._explainer.explain(name, layer)
+        return self._explainer.explain(self[name])
 
     @property
     def context(self) -> Context | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from policyquant.plan.context import Context
-from policyquant.plan.ranges import Ranges, union
-from policyquant.policy.load import PROTECTED
+from policyquant.plan.units import Reach, add_members
+from policyquant.policy.policy import PROTECTED
 from policyquant.policy.scheme import Quantization
 
 
@@ -21,7 +21,7 @@ def check_policy(context: Context) -> None:
             (place,),
         )
     quantizes = False
-    requantized: dict[tuple[str, str, str], dict[int, Ranges]] = {}
+    requantized: dict[tuple[str, str, str], Reach] = {}
     for unit in context.units:
         stored = unit.layer.stored
         for start, stop, decision in context.assignment.runs(unit):
@@ -30,11 +30,11 @@ def check_policy(context: Context) -> None:
                 scheme.weight is not None
                 or scheme.kv_cache is not None
                 or isinstance(scheme.output, Quantization)
-                or scheme.method == "dequantize"
+                or (scheme.method == "dequantize" and stored is not None)
             )
             if stored is not None and scheme.weight is not None:
                 reached = requantized.setdefault((stored.description, scheme.method, context.places(decision)[0]), {})
-                reached[unit.number] = union(reached.get(unit.number, ()), ((start, stop),))
+                add_members(reached, unit.number, ((start, stop),))
     for (before, after, place), reached in requantized.items():
         context.add(
             "PQ306",
@@ -44,5 +44,5 @@ def check_policy(context: Context) -> None:
             context.spans(reached),
             (place,),
         )
-    if not quantizes:
+    if not quantizes and not any(finding.level == "error" for finding in context.findings):
         context.add("PQ204", "warning", f"{context.policy.source}: this policy quantizes nothing on this model")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from policyquant.errors import SourceError
+from policyquant.errors import PolicyQuantError, SourceError
 from policyquant.findings import Finding
 from policyquant.inventory.json_file import MOST_VALUES, parse_json, read_file
 from policyquant.inventory.saved import decompressed
@@ -40,7 +40,10 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 
     Raises:
         SourceError: there is no such file, it is no plan, or it contradicts itself. Says where and what was expected.
+        PolicyQuantError: `path` is no path.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise PolicyQuantError(f"read_plan takes the path of a plan, not {type(path).__name__}")
     file = os.fspath(path)
     return parse_plan(decompressed(read_file(file), file), file)
 

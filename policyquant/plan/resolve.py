@@ -13,6 +13,7 @@ from __future__ import annotations
 from policyquant.collector import collector_paused
 from policyquant.errors import PolicyQuantError
 from policyquant.inventory.inventory import Inventory
+from policyquant.inventory.ranges import Ranges, difference
 from policyquant.plan.assignment import Assignment
 from policyquant.plan.context import Context
 from policyquant.plan.decide import Decider
@@ -26,7 +27,6 @@ from policyquant.plan.namespace_findings import check_namespaces
 from policyquant.plan.outputs import settle_outputs
 from policyquant.plan.plan import ModelInfo, Plan, PolicyInfo
 from policyquant.plan.policy_findings import check_policy
-from policyquant.plan.ranges import Ranges, difference
 from policyquant.plan.rule_findings import check_rules
 from policyquant.plan.shapes import check_shapes
 from policyquant.plan.summary import total
@@ -39,11 +39,16 @@ from policyquant.policy.policy import Policy, Rule
 def resolve(policy: Policy, inventory: Inventory) -> Plan:
     """Decide a scheme for every layer of a model.
 
-    Nothing about the policy or the model raises: what is wrong is in `plan.findings`, and `plan.errors()` says what
+    Nothing that a policy or a model says raises: what is wrong is in `plan.findings`, and `plan.errors()` says what
     must stop work.
+
+    Raises:
+        PolicyQuantError: what is given is not a policy and an inventory.
     """
     if not isinstance(policy, Policy):
         raise PolicyQuantError(f"resolve takes a Policy (see load_policy), not {type(policy).__name__}")
+    if not isinstance(inventory, Inventory):
+        raise PolicyQuantError(f"resolve takes an Inventory (see Inventory.open), not {type(inventory).__name__}")
     units = units_of(inventory.sets)
     context = Context(policy, units, Matcher(units), inventory.model_dtype)
     context.matcher.prepare(pattern for rule in policy.rules for pattern in rule.patterns)
@@ -92,8 +97,10 @@ def _decide(context: Context) -> Assignment:
             for unit_number, ranges in match.reach.items():
                 unit = context.units[unit_number]
                 if rule.kinds is None or unit.layer.kind in rule.kinds:
-                    hit = Hit(number, position, match.namespace, False)
-                    _record(context, segments[unit_number], unit, ranges, rule, hit, match)
+                    named = _named(context, rule, match, unit, ranges)
+                    segments[unit_number].record(named, Hit(number, position, match.namespace, True))
+                    rest = difference(ranges, named)
+                    segments[unit_number].record(rest, Hit(number, position, match.namespace, False))
     decider = Decider(context.policy, context.model_dtype)
     return Assignment(
         context.units,
@@ -104,20 +111,13 @@ def _decide(context: Context) -> Assignment:
     )
 
 
-def _record(
-    context: Context, segments: Segments, unit: Unit, ranges: Ranges, rule: Rule, hit: Hit, match: Match
-) -> None:
-    """Write down that a rule reached members of a unit, and for those where it matters whether it names them."""
-    named: Ranges = ()
+def _named(context: Context, rule: Rule, match: Match, unit: Unit, ranges: Ranges) -> Ranges:
+    """The members of a unit, of those in `ranges`, that a rule names; none where that does not matter."""
     if rule.kinds is not None:
-        named = ranges
-    elif _naming_matters(context, unit) and match.namespace is not None:
-        named = context.matcher.trees[match.namespace].named(match.pattern, unit, ranges)
-    if named:
-        segments.record(named, hit._replace(named=True))
-    rest = difference(ranges, named)
-    if rest:
-        segments.record(rest, hit)
+        return ranges
+    if match.namespace is None or not _naming_matters(context, unit):
+        return ()
+    return context.matcher.trees[match.namespace].named(match.pattern, unit, ranges)
 
 
 def _naming_matters(context: Context, unit: Unit) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from operator import itemgetter
 from typing import NamedTuple
 
+from policyquant.errors import Location
 from policyquant.inventory.kinds import Kind
 from policyquant.inventory.layers import INDEX, Indices, NameForm, Namespace
+from policyquant.inventory.spans import spans
 from policyquant.plan.decide import DecidedBy
-from policyquant.plan.spans import spans
 from policyquant.policy.scheme import Quantization, Scheme
 
 
@@ -29,7 +31,7 @@ class RuleRef(NamedTuple):
     @property
     def place(self) -> str:
         """`file:line:column`."""
-        return self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
+        return str(Location(self.file, self.line, self.column))
 
     def as_json(self) -> dict[str, object]:
         """As in `plan.schema.json`."""
@@ -49,7 +51,7 @@ class Row:
 
     form: NameForm
     """Their checkpoint names."""
-    indices: Sequence[Indices]
+    indices: tuple[Indices, ...]
     kind: Kind
     shape: tuple[int, ...] | None
     dtype: str | None
@@ -66,6 +68,13 @@ class Row:
     parameters: int | None
     bytes_before: int | None
     bytes_after: int | None
+
+    @property
+    def parameters_after(self) -> int | None:
+        """Parameters of one of them under the plan: a tied layer that is stored apart has its own from then on."""
+        if self.parameters == 0 and self.bytes_before == 0 and self.bytes_after:
+            return None if self.shape is None else prod(self.shape)
+        return self.parameters
 
     @property
     def count(self) -> int:
@@ -92,6 +101,7 @@ class Row:
             kind=self.kind,
             shape=self.shape,
             dtype=self.dtype,
+            stored=self.stored,
             scheme=self.scheme,
             decided_by=self.decided_by,
             rule=self.rule,
@@ -99,9 +109,9 @@ class Row:
             beaten=self.beaten,
             group=None if self.group is None else self.group.fill(indices),
             parts=tuple((part.form.fill(indices), part.shape) for part in self.parts),
+            parameters=self.parameters,
             bytes_before=self.bytes_before,
             bytes_after=self.bytes_after,
-            stored=self.stored,
         )
 
     def as_json_lines(self) -> Iterator[str]:
@@ -174,17 +184,26 @@ class LayerPlan:
     """Logical shape of its weight ([out, in]; [experts, out, in]); () if it has none, None if unknown."""
     dtype: str | None
     """Stored dtype, as safetensors spells it."""
+    stored: str | None
+    """How it is stored, if quantized."""
     scheme: Scheme
     decided_by: DecidedBy
     rule: RuleRef | None
+    """The rule that decided, or (for "tie") that of the layer tied to; else None."""
     refined_by: tuple[RuleRef, ...]
+    """Rules that set something of the scheme besides the one that decided, in order."""
     beaten: tuple[RuleRef, ...]
+    """Rules that applied when their turn came and of which nothing is left."""
     group: str | None
+    """Canonical name of the fused group it belongs to."""
     parts: tuple[tuple[str, tuple[int, ...] | None], ...]
+    """Name and shape of each thing that it stores, if it stores several."""
+    parameters: int | None
+    """Logical parameters; 0 for a layer that shares another's storage. None here and below: unknown."""
     bytes_before: int | None
+    """Stored bytes, scales included, as the model is."""
     bytes_after: int | None
-    stored: str | None = None
-    """How it is stored, if quantized."""
+    """The same under this plan."""
 
     @property
     def method(self) -> str:

@@ -4,36 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Final
 
 from policyquant.findings import Level
 from policyquant.inventory.kinds import Kind
 from policyquant.inventory.layers import own_name
+from policyquant.inventory.ranges import Ranges
 from policyquant.plan.context import Context
-from policyquant.plan.decide import Decision
+from policyquant.plan.decide import Decision, Field
 from policyquant.plan.names import NameTree
-from policyquant.plan.ranges import Ranges, union
 from policyquant.plan.suggest import suggestion
-from policyquant.plan.units import units_of
+from policyquant.plan.units import Reach, add_members, units_of
 from policyquant.policy.methods import METHODS
 from policyquant.policy.patterns import Pattern
-from policyquant.policy.policy import Rule
-
-Layers = dict[int, Ranges]
+from policyquant.policy.policy import Rule, SchemeFields
 
 
 @dataclass(eq=False)
 class _Record:
     """What became of one rule on all layers that it reached."""
 
-    reached: Layers = field(default_factory=dict)
+    reached: Reach = field(default_factory=dict)
     applied: bool = False
     remains: bool = False
     """Whether anything of it is in a final scheme."""
-    stopped: Layers = field(default_factory=dict)
+    stopped: Reach = field(default_factory=dict)
     reasons: set[str] = field(default_factory=set)
     """Why it did nothing to layers."""
+    ignored: dict[Field, set[str]] = field(default_factory=dict)
+    """Of what it says, what had no effect on some layer though the rest had, and why."""
+    took: set[Field] = field(default_factory=set)
+    """Of what it says, what had an effect somewhere."""
     beaten_by: dict[int, None] = field(default_factory=dict)
-    named_by_wildcard: Layers = field(default_factory=dict)
+    named_by_wildcard: Reach = field(default_factory=dict)
 
 
 def check_rules(context: Context) -> None:
@@ -85,13 +88,16 @@ def _note(context: Context, records: list[_Record], unit: int, ranges: Ranges, d
         if step.hit is None:
             continue
         record = records[step.hit.rule]
-        _add(record.reached, unit, ranges)
+        add_members(record.reached, unit, ranges)
         if step.effect in ("stopped", "passes"):
             record.reasons.add(step.reason)
             if step.effect == "stopped":
-                _add(record.stopped, unit, ranges)
+                add_members(record.stopped, unit, ranges)
         else:
             record.applied = True
+            record.took |= _said(context.rule(step.hit).fields) - {said for said, _ in step.ignored}
+            for said, reason in step.ignored:
+                record.ignored.setdefault(said, set()).add(reason)
             if step.hit.rule in remaining:
                 record.remains = True
             elif decision.hit is not None:
@@ -101,11 +107,7 @@ def _note(context: Context, records: list[_Record], unit: int, ranges: Ranges, d
                 pattern = rule.patterns[step.hit.pattern]
                 last = pattern.text.rpartition(".")[2]
                 if rule.kinds is None and (pattern.is_regex or any(c in last for c in "*?[")):
-                    _add(record.named_by_wildcard, unit, ranges)
-
-
-def _add(layers: Layers, unit: int, ranges: Ranges) -> None:
-    layers[unit] = union(layers.get(unit, ()), ranges)
+                    add_members(record.named_by_wildcard, unit, ranges)
 
 
 # --- a rule that reaches nothing -------------------------------------------------------------------------------------
@@ -184,17 +186,42 @@ def _no_such_kind(context: Context, rule: Rule) -> None:
 # --- a rule that reaches something, in vain --------------------------------------------------------------------------
 
 
+def _said(fields: SchemeFields) -> set[Field]:
+    """What a rule says, in the words that findings use."""
+    said: set[Field] = set()
+    if fields.method is not None:
+        said.add("method")
+    elif fields.weight is not None or fields.input is not None:
+        said.add("weight or input")
+    if fields.output is not None:
+        said.add("output")
+    if fields.kv_cache is not None:
+        said.add("kv_cache")
+    return said
+
+
 def _took_nothing(context: Context, rule: Rule, record: _Record) -> None:
     own = rule.origin != "preset"
     place = (str(rule.location),)
     if record.applied:
+        for said in _SAID:
+            if said in record.ignored and said not in record.took and own:
+                context.add(
+                    "PQ103" if said == "method" else "PQ104",
+                    "error",
+                    f"{_at(rule)}: its {said} applies to nothing that it reaches:"
+                    f" {'; '.join(sorted(record.ignored[said]))}",
+                    context.spans(record.reached),
+                    place,
+                )
         if not record.remains and own:
-            winners = ", ".join(str(context.policy.rules[n].location) for n in record.beaten_by) or "ties"
             rules = (*place, *(str(context.policy.rules[n].location) for n in record.beaten_by))
+            winners = ", ".join(rules[1:]) or "tied layers are decided together"
+            everywhere = "wherever protection does not stop it" if record.stopped else "everywhere"
             context.add(
                 "PQ201",
                 "warning",
-                f"{_at(rule)} decides nothing: later rules overrule it everywhere ({winners})",
+                f"{_at(rule)} decides nothing: it is overruled {everywhere} ({winners})",
                 context.spans(record.reached),
                 rules,
             )
@@ -222,11 +249,14 @@ def _took_nothing(context: Context, rule: Rule, record: _Record) -> None:
     context.add(code, level, message, context.spans(record.reached), place)
 
 
-def _names(context: Context, layers: Layers) -> str:
+_SAID: Final[tuple[Field, ...]] = ("method", "weight or input", "output", "kv_cache")
+
+
+def _names(context: Context, layers: Reach) -> str:
     return ", ".join(context.spans(layers)[:3])
 
 
-def _naming(context: Context, layers: Layers) -> str:
+def _naming(context: Context, layers: Reach) -> str:
     kinds = sorted({context.units[number].layer.kind for number in layers})
     last = sorted({"*." + span.rpartition(".")[2] for span in context.spans(layers)})
     return f"{', '.join(repr(text) for text in last[:3])}, or `kind: {kinds[0]}`"

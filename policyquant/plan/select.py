@@ -31,7 +31,7 @@ def select(plan: Plan, pattern: Pattern) -> tuple[Row, ...]:
 def _narrowed(row: Row, members: set[Indices] | None) -> Row | None:
     if not members:
         return None
-    indices = [each for each in row.indices if each in members]
+    indices = tuple(each for each in row.indices if each in members)
     if len(indices) == len(row.indices):
         return row
     return replace(row, indices=indices) if indices else None
@@ -49,4 +49,4 @@ def _named_only(row: Row) -> LayerSet:
     """A layer set that has the names of a row, for patterns to run over."""
     forms = [part.form for part in row.parts if len(part.form.positions) == len(row.form.positions)] or [row.form]
     parts = tuple(Part("", {"checkpoint": tuple(dict.fromkeys((form, row.form)))}, row.shape) for form in forms)
-    return LayerSet(row.kind, tuple(row.indices), {"checkpoint": (row.form,)}, parts)
+    return LayerSet(row.kind, row.indices, {"checkpoint": (row.form,)}, parts)

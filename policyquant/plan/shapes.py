@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from policyquant.plan.context import Context
 from policyquant.plan.decide import Decision
-from policyquant.plan.ranges import Ranges, union
-from policyquant.plan.units import Unit
+from policyquant.plan.units import Reach, Unit, add_members
 from policyquant.policy.methods import METHODS
 
 
 def check_shapes(context: Context) -> None:
     """Report weights whose input dimension leaves a ragged group where the method allows none (PQ107)."""
-    found: dict[tuple[Decision, int, int], dict[int, Ranges]] = {}
+    found: dict[tuple[Decision, int, int], Reach] = {}
     for unit in context.units:
         shape = unit.part.shape or unit.layer.shape
         if not shape:
@@ -19,8 +18,7 @@ def check_shapes(context: Context) -> None:
         for start, stop, decision in context.assignment.runs(unit):
             group = _strict_group(decision)
             if group is not None and shape[-1] % group:
-                reached = found.setdefault((decision, shape[-1], group), {})
-                reached[unit.number] = union(reached.get(unit.number, ()), ((start, stop),))
+                add_members(found.setdefault((decision, shape[-1], group), {}), unit.number, ((start, stop),))
     for (decision, columns, group), reached in found.items():
         shapes = sorted({_shape(context.units[number]) for number in reached})
         context.add(

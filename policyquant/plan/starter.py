@@ -9,9 +9,9 @@ from typing import Final
 
 from policyquant.inventory.inventory import Inventory
 from policyquant.inventory.layers import INDEX, LayerSet
+from policyquant.inventory.spans import counted_spans, escape
 from policyquant.plan.areas import Area, areas, as_pattern, canonical
 from policyquant.plan.resolve import resolve
-from policyquant.plan.spans import counted_spans, escape
 from policyquant.policy.load import load_policy
 
 METHOD: Final = "fp8"
@@ -181,7 +181,7 @@ class _Starter:
         if bits is not None:
             yield "# Assertions: `policyquant check` fails if they do not hold, and no work starts."
             yield "# expect:"
-            yield f'#   bits_per_weight: "<= {math.ceil(bits * 20) / 20:g}"'
+            yield f'#   bits_per_weight: "<= {math.ceil(bits * 20) / 20:g}"  # of the rules as they stand above'
             yield ""
 
     def _names(self) -> Iterator[str]:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from policyquant.errors import nearest
 from policyquant.inventory.layers import INDEX, NAMESPACES, NameForm
+from policyquant.inventory.spans import escape
 from policyquant.plan.context import Context
-from policyquant.plan.spans import escape
 from policyquant.plan.units import Unit
 from policyquant.policy.patterns import Pattern, PatternError
+
+_MISREAD: Final = re.compile(r"(?:^|[.{])([0-9]+)[-:]([0-9]+)(?:$|[.}])").search
+"""A range as other languages write it: `{4-7}`, `0:4`."""
+
+_ONLY_INDICES: Final = re.compile(r"\{(?:-?[0-9]+(?:\.\.-?[0-9]+)?,?)+\}").sub
+"""Replaces braces that hold nothing but indices."""
 
 MOST_SUGGESTIONS = 20
 """A policy for another model can have thousands of dead rules; the first few tell the story."""
@@ -18,11 +27,55 @@ def suggestion(context: Context, pattern: Pattern) -> str:
     context.suggestions += 1
     if context.suggestions > MOST_SUGGESTIONS:
         return ""
-    corrected = _corrected(context, pattern)
+    misread = _MISREAD(pattern.text)
+    if misread and not pattern.is_regex:
+        first, last = misread.group(1, 2)
+        return f"; an index range is written {{{first}..{last}}}"
+    if "," in pattern.text and "{" not in pattern.text and not pattern.is_regex:
+        return "; several patterns are written as a list, or as alternatives: {a,b}"
+    corrected = _completed(context, pattern) or _corrected(context, pattern)
     if corrected:
         return f"; did you mean {corrected!r}?"
+    outside = _outside(context, pattern)
+    if outside:
+        return outside
     close = _nearest_names(context, pattern)
     return f"; nearest names: {', '.join(close)}" if close else ""
+
+
+def _reaches(context: Context, text: str) -> bool:
+    try:
+        return context.matcher.match(Pattern.compile(text)).namespace is not None
+    except PatternError:
+        return False
+
+
+def _completed(context: Context, pattern: Pattern) -> str | None:
+    """The pattern for names that end as it says, if it says no beginning: `*.q_proj` for `q_proj`."""
+    if pattern.is_regex:
+        longer = f"re:.*{pattern.text.removeprefix('re:')}"
+    elif pattern.text.startswith("*"):
+        return None
+    else:
+        longer = f"*.{pattern.text}"
+    return longer if _reaches(context, longer) else None
+
+
+def _outside(context: Context, pattern: Pattern) -> str:
+    """Which indices there are, if all that is wrong with the pattern is that its own are none of them."""
+    if pattern.is_regex:
+        return ""
+    # Any index will do for the braces: what counts is whether there would be layers without them.
+    parts = _ONLY_INDICES("0", pattern.text).split(".")
+    for position, part in enumerate(parts):
+        if not part.isdecimal():
+            continue
+        container = ".".join(parts[:position])
+        for namespace in NAMESPACES:
+            values = context.matcher.trees[namespace].indices_in(container)
+            if values and _reaches(context, ".".join((*parts[:position], "*", *parts[position + 1 :]))):
+                return f"; the indices in {container} are {values[0]} to {values[-1]}"
+    return ""
 
 
 def _corrected(context: Context, pattern: Pattern) -> str | None:

@@ -18,6 +18,8 @@ class Total:
     parameters: int | None
     bytes_before: int | None
     bytes_after: int | None
+    parameters_after: int | None
+    """More than `parameters` where tied layers are stored apart."""
 
     @property
     def bits_before(self) -> float | None:
@@ -27,7 +29,7 @@ class Total:
     @property
     def bits_after(self) -> float | None:
         """Stored bits per parameter under the plan."""
-        return _bits(self.bytes_after, self.parameters)
+        return _bits(self.bytes_after, self.parameters_after)
 
 
 def _bits(size: int | None, parameters: int | None) -> float | None:
@@ -42,6 +44,7 @@ def total(rows: Iterable[Row]) -> Total:
         _sum((row.parameters, row.count) for row in rows),
         _sum((row.bytes_before, row.count) for row in rows),
         _sum((row.bytes_after, row.count) for row in rows),
+        _sum((row.parameters_after, row.count) for row in rows),
     )
 
 

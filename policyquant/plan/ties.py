@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from policyquant.plan.context import Context
 from policyquant.plan.decide import Decision
-from policyquant.plan.groups import describe
 from policyquant.plan.units import Unit
 from policyquant.policy.methods import METHODS
 
@@ -28,24 +27,20 @@ def settle_ties(context: Context) -> None:
 def _settle(context: Context, units: list[Unit]) -> None:
     decisions = [context.assignment.at(unit, 0) for unit in units]
     names = [unit.name(0) for unit in units]
-    named = [d for d in decisions if d.named]
-    chosen = named[0] if named else None
-    if chosen is not None:
-        other = next((d for d in named if not _agree(d, chosen)), None)
-        if other is not None:
-            context.add(
-                "PQ108",
-                "error",
-                f"{', '.join(names)} share one storage, but {describe(chosen)} is asked for"
-                f" {context.because(chosen)} and {describe(other)} {context.because(other)}; decide the same, or"
-                " write `untie: true` to store them apart",
-                names,
-                (*context.places(chosen), *context.places(other)),
-            )
-            return
-    else:
-        chosen = next((d for d in decisions if d.scheme.method == "none" and d.decided_by == "rule"), None)
-        chosen = chosen or next((d for d in decisions if d.scheme.method == "none"), decisions[0])
+    contenders = [d for d in decisions if d.named] or _broad(context, units, decisions)
+    chosen = contenders[0]
+    other = next((d for d in contenders if not _agree(d, chosen)), None)
+    if other is not None:
+        context.add(
+            "PQ108",
+            "error",
+            f"{', '.join(names)} share one storage, but {chosen.scheme} is asked for"
+            f" {context.because(chosen)} and {other.scheme} {context.because(other)}; decide the same, or"
+            " write `untie: true` to store them apart",
+            names,
+            (*context.places(chosen), *context.places(other)),
+        )
+        return
     if chosen.scheme.method != "none":
         spec = METHODS[chosen.scheme.method]
         refused = [unit for unit in units if unit.layer.kind not in spec.kinds]
@@ -66,6 +61,19 @@ def _settle(context: Context, units: list[Unit]) -> None:
             context.assignment.put(unit, unit.all, _tied(decision, chosen))
 
 
+def _broad(context: Context, units: list[Unit], decisions: list[Decision]) -> list[Decision]:
+    """The decisions that count where no rule names one of the names: a `none` wins, and so does a protected name, which
+    would be quantized with the rest; any other that nothing decides goes with them."""
+    none = [
+        decision
+        for unit, decision in zip(units, decisions, strict=True)
+        if decision.scheme.method == "none"
+        and (decision.decided_by != "nothing" or unit.layer.kind in context.policy.protect)
+    ]
+    none.sort(key=lambda d: d.decided_by != "rule")
+    return none or [d for d in decisions if d.scheme.method != "none"] or decisions
+
+
 def _tied(decision: Decision, chosen: Decision) -> Decision:
     """A decision with the chosen one's weight and input; what it emits is each layer's own affair."""
     scheme = replace(chosen.scheme, output=decision.scheme.output)
@@ -76,6 +84,7 @@ def _tied(decision: Decision, chosen: Decision) -> Decision:
         scheme=scheme,
         decided_by="tie",
         hit=chosen.hit,
+        tied_to_nothing=chosen.decided_by in ("nothing", "protection"),
         refined_by=tuple(refined if own is None or own in refined else (*refined, own)),
         beaten=tuple(hit for hit in (*decision.beaten, *decision.refined_by, decision.hit) if hit not in (None, own)),
     )

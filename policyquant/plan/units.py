@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from policyquant.inventory.architectures.vocabulary import place
+from policyquant.inventory.index_tree import IndexTree
 from policyquant.inventory.layers import Indices, LayerSet, Namespace, Part
-from policyquant.plan.index_tree import IndexTree
-from policyquant.plan.ranges import Ranges, from_positions
+from policyquant.inventory.ranges import Ranges, from_positions, union
 
 
 @dataclass(eq=False)
@@ -82,6 +83,30 @@ class Unit:
                 yield key, from_positions(members)
 
     @cached_property
+    def _block_form(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Which indices name the block that a member stands in, and their offsets in the canonical name."""
+        form = next(iter(self.part.names.get("canonical", ())), None)
+        count = 0 if form is None else place(form.template).block_indices
+        return ((), ()) if form is None else (form.positions[:count], form.offsets[:count])
+
+    def block_of(self, indices: Indices) -> Indices:
+        """The canonical indices of the block in which the member with these indices stands; () outside the blocks."""
+        return tuple(indices[position] - offset for position, offset in zip(*self._block_form, strict=True))
+
+    @cached_property
+    def blocks(self) -> dict[Indices, Ranges]:
+        """Members by the block that they stand in."""
+        positions, offsets = self._block_form
+        return {
+            tuple(value - offset for value, offset in zip(key, offsets, strict=True)): ranges
+            for key, ranges in self.by_key(positions).items()
+        }
+
+    def in_block(self, block: Indices) -> Ranges:
+        """The members that stand in a block, or outside the blocks."""
+        return self.blocks.get(block) or self.blocks.get((), ())
+
+    @cached_property
     def tree(self) -> IndexTree:
         """The same indices as a tree."""
         return IndexTree.of(self.indices)
@@ -99,13 +124,6 @@ class Unit:
         """The member's own checkpoint name: the part's if it has one, else the layer's."""
         return self.names("checkpoint", member)[0]
 
-    def find(self, indices: Indices) -> int | None:
-        """The member with exactly these indices."""
-        position = bisect_left(self.indices, indices)
-        if position < len(self.indices) and self.indices[position] == indices:
-            return position
-        return None
-
 
 def units_of(sets: Sequence[LayerSet]) -> list[Unit]:
     """The units of an inventory, in its order."""
@@ -113,3 +131,13 @@ def units_of(sets: Sequence[LayerSet]) -> list[Unit]:
         Unit(number, layer, part)
         for number, (layer, part) in enumerate((layer, part) for layer in sets for part in layer.parts)
     ]
+
+
+Reach = dict[int, Ranges]
+"""Some members of several units, by the unit's number."""
+
+
+def add_members(reach: Reach, unit: int, ranges: Ranges) -> None:
+    """Add members of one unit."""
+    before = reach.get(unit)
+    reach[unit] = ranges if before is None else union(before, ranges)

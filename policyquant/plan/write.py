@@ -13,9 +13,10 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Write a plan's JSON; compressed if the name ends in `.gz`. The file appears whole or not at all.
 
     Raises:
-        PolicyQuantError: it cannot be written; what was there is still there.
+        PolicyQuantError: it cannot be written, or is the model or the policy itself; what was there is still there.
     """
-    data = plan.to_json().encode()
+    # A name of a file that is no text stands in a path as half characters, which no UTF-8 file can have.
+    data = plan.to_json().encode(errors="replace")
     if os.fspath(path).endswith(".gz"):
         data = gzip.compress(data, mtime=0)
-    write_whole(path, data)
+    write_whole(path, data, made_from=(plan.model.source, plan.policy.source))

@@ -6,6 +6,7 @@ extends is merged by `load`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,15 +16,9 @@ from policyquant.errors import Location
 from policyquant.inventory.kinds import KINDS, Kind
 from policyquant.policy import values
 from policyquant.policy.document import Entry, MappingNode, Node, ScalarNode, SequenceNode, describe, shorten, show
+from policyquant.policy.methods import METHODS
 from policyquant.policy.patterns import Pattern, PatternError
-from policyquant.policy.policy import (
-    BitsExpectation,
-    Default,
-    LayerExpectation,
-    Origin,
-    Rule,
-    SchemeFields,
-)
+from policyquant.policy.policy import BitsExpectation, Default, LayerExpectation, Origin, Rule, SchemeFields
 from policyquant.policy.problems import Problems
 from policyquant.policy.scheme_fields import SCHEME_KEYS, read_scheme, scheme_of, unknown_key
 
@@ -47,7 +42,7 @@ EXPECT_KEYS: Final = ("layers", "bits_per_weight")
 MOST_ALTERNATIVES: Final = 100_000
 """Of all patterns together: about a second of work and 50 MB. One pattern alone may have 10,000."""
 
-BITS: Final = re.compile(r"\s*(<=|<|>=|>|==)\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*")
+_COMPARISON: Final = re.compile(r"\s*(<=|<|>=|>|==)\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*")
 """What `bits_per_weight` reads like."""
 
 
@@ -85,7 +80,7 @@ def check(node: Node, problems: Problems, *, origin: Origin = "own", in_config: 
         if entry.name in known:
             found[entry.name] = entry
         else:
-            unknown_key(entry, DOCUMENT_KEYS, problems, "key of a policy")
+            _unknown_key(entry, DOCUMENT_KEYS, problems, "key of a policy")
 
     def value(name: str) -> Node | None:
         return found[name].value if name in found else None
@@ -110,6 +105,38 @@ def check(node: Node, problems: Problems, *, origin: Origin = "own", in_config: 
         expected_bits,
         None if untie is None else values.truth(untie, "untie", problems),
     )
+
+
+_LEAVES_OUT: Final = frozenset(
+    {
+        "exclude",
+        "exclude_layers",
+        "exclude_modules",
+        "excluded_layers",
+        "ignore",
+        "ignored_layers",
+        "ignored_modules",
+        "llm_int8_skip_modules",
+        "modules_to_not_convert",
+        "modules_to_not_quantize",
+        "skip",
+        "skip_layers",
+        "skip_modules",
+    }
+)
+"""Keys under which other tools list layers that stay as they are."""
+
+
+def _unknown_key(entry: Entry, known: tuple[str, ...], problems: Problems, what: str) -> None:
+    """As `unknown_key`; a key that lists what to leave out in another tool is told what does so here."""
+    if entry.name not in _LEAVES_OUT:
+        unknown_key(entry, known, problems, what)
+        return
+    value = entry.value
+    first = value.items[0] if isinstance(value, SequenceNode) and value.items else value
+    pattern = shorten(first.value) if isinstance(first, ScalarNode) and isinstance(first.value, str) else "*.o_proj"
+    rule = f"`{json.dumps(pattern, ensure_ascii=False)}: none`"
+    problems.unknown(entry.key, what, known, f"; leave layers out with a later rule in `layers`: {rule}")
 
 
 def _check_version(node: Node | None, problems: Problems) -> None:
@@ -211,9 +238,9 @@ def _layers(node: Node | None, origin: Origin, in_config: bool, problems: Proble
     if in_config:
         problems.add(
             node.location,
-            "`layers`: inside a config.json rules must be a list, [{\"match\": pattern, \"method\": …}, …], because"
-            " tools sort the keys of a mapping and the order of rules decides",
-        )  # fmt: skip
+            '`layers`: inside a config.json rules must be a list, [{"match": pattern, "method": …}, …], because tools'
+            " sort the keys of a mapping and the order of rules decides",
+        )
         return ()
     rules = []
     for entry in node.entries:
@@ -229,12 +256,23 @@ def _rule(node: Node, origin: Origin, problems: Problems) -> Rule:
     if not isinstance(node, MappingNode):
         values.wrong(node, "layers", "a rule such as {match: pattern, method: fp8}", problems)
         return nothing
+    if _is_pattern_with_scheme(node):
+        (entry,) = node.entries
+        pattern, method = json.dumps(shorten(entry.name), ensure_ascii=False), ""
+        if isinstance(entry.value, ScalarNode) and isinstance(entry.value.value, str):
+            method = shorten(entry.value.value)
+        problems.add(
+            entry.key.location,
+            f"a rule of a list says what it is by keys: write {{match: {pattern}, method: {method or '…'}}}, or leave"
+            " out the `-` of every rule",
+        )
+        return nothing
     found: dict[str, Entry] = {}
     for entry in node.entries:
         if entry.name in RULE_KEYS:
             found[entry.name] = entry
         else:
-            unknown_key(entry, RULE_KEYS, problems, "key of a rule")
+            _unknown_key(entry, RULE_KEYS, problems, "key of a rule")
     if "match" not in found and "kind" not in found:
         problems.add(node.location, "a rule needs `match` or `kind` to say which layers it reaches")
         if not found:
@@ -247,6 +285,15 @@ def _rule(node: Node, origin: Origin, problems: Problems) -> Rule:
         origin,
         _optional(found.get("optional"), problems),
     )
+
+
+def _is_pattern_with_scheme(node: MappingNode) -> bool:
+    """`- "*.mlp": fp8`: what stands in a mapping of rules, as an item of a list."""
+    if len(node.entries) != 1 or node.entries[0].name in (*RULE_KEYS, *_LEAVES_OUT):
+        return False
+    (entry,) = node.entries
+    is_method = isinstance(entry.value, ScalarNode) and entry.value.value in METHODS
+    return is_method or any(character in entry.name for character in "*.{}?[")
 
 
 def _optional(entry: Entry | None, problems: Problems) -> bool:
@@ -308,7 +355,7 @@ def _expected_layers(node: Node, problems: Problems) -> tuple[LayerExpectation, 
 
 
 def _bits(node: Node, problems: Problems) -> BitsExpectation | None:
-    match = BITS.fullmatch(node.value) if isinstance(node, ScalarNode) and isinstance(node.value, str) else None
+    match = _COMPARISON.fullmatch(node.value) if isinstance(node, ScalarNode) and isinstance(node.value, str) else None
     if match is None:
         values.wrong(node, "bits_per_weight", 'a comparison and a number in quotes such as "<= 11.5"', problems)
         return None

@@ -72,6 +72,11 @@ class MappingNode(NamedTuple):
 Node = ScalarNode | SequenceNode | MappingNode
 
 
+def is_text(value: str) -> bool:
+    """Whether a string is all characters: none is half of one (a surrogate), which no UTF-8 file can hold."""
+    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
+
+
 def plain(node: Node) -> object:
     """The node's value without places: str, int, float, bool, None, list, dict."""
     if isinstance(node, ScalarNode):
@@ -90,7 +95,7 @@ def from_python(value: object, *, with_paths: bool = False) -> Node:
 
     Raises:
         PolicyError: something in it is neither str, int, float, bool, None, a list, a tuple nor a mapping with text
-            keys, or it nests too deep (as one that contains itself does).
+            keys, a string holds half of a character, or it nests too deep (as one that contains itself does).
     """
     return _from_python(value, DICT, with_paths, MOST_DEPTH)
 
@@ -99,6 +104,8 @@ def _from_python(value: object, path: str, with_paths: bool, levels: int) -> Nod
     location = Location(path)
     if isinstance(value, int) and value.bit_length() > MOST_DIGITS * 3:
         raise PolicyError([Problem(location, f"a number of more than {MOST_DIGITS} digits")])
+    if isinstance(value, str) and not is_text(value):
+        raise PolicyError([Problem(location, f"the text {show(value)} holds half of a character (a surrogate)")])
     if value is None or isinstance(value, (bool, int, float, str)):
         return ScalarNode(value, location, "" if isinstance(value, str) else repr(value))
     if levels == 0:
@@ -108,6 +115,8 @@ def _from_python(value: object, path: str, with_paths: bool, levels: int) -> Nod
         for key, item in value.items():
             if not isinstance(key, str):
                 raise PolicyError([Problem(location, f"a key must be text, found a Python {type(key).__name__}")])
+            if not is_text(key):
+                raise PolicyError([Problem(location, f"the key {show(key)} holds half of a character (a surrogate)")])
             inner = f"{path}{f'.{key}' if key.isidentifier() else f'[{show(key)}]'}" if with_paths else path
             node = _from_python(item, inner, with_paths, levels - 1)
             entries.append(Entry(ScalarNode(key, Location(inner)), node))

@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from enum import Enum
+from itertools import count
 from typing import Final, NamedTuple
 
 
@@ -39,8 +41,10 @@ class Range(NamedTuple):
         return self.first < 0 or self.last < 0
 
 
-class _Star:
-    """Any run of characters."""
+class _Star(Enum):
+    """Any run of characters. An enumeration, so that a copy of it is still the same object."""
+
+    STAR = "*"
 
 
 class CharacterSet(NamedTuple):
@@ -56,7 +60,7 @@ class CharacterSet(NamedTuple):
         return any(low <= character <= high for low, high in self.ranges) != self.negated
 
 
-STAR: Final = _Star()
+STAR: Final = _Star.STAR
 ANY: Final = CharacterSet((), True)
 
 Token = str | _Star | CharacterSet | tuple[Range, ...]
@@ -126,8 +130,9 @@ class Branch:
         """
         written = self._written_indices(state)
         if written is None:
-            return self._groups_one_by_one(state, values, size)
-        ordinary = self.step(state, "0" if 0 not in written else str(max(written) + 1))
+            return _alike({value: self.step_index(state, value, size) for value in values})
+        # All indices that are neither written nor in a range lead where any one of them leads.
+        ordinary = self.step(state, str(next(value for value in count() if value not in written)))
         special: dict[int, int] = {}
         for value in written:
             position = bisect_left(values, value)
@@ -139,26 +144,14 @@ class Branch:
                 for each in ranges:
                     for value in each.among(values, size):
                         special[value] = special.get(value, ordinary) | more
-        groups: dict[int, list[int]] = {}
-        for value in sorted(special):
-            groups.setdefault(special[value], []).append(value)
-        groups.pop(0, None)
-        if ordinary and len(special) < len(values):
-            others = [value for value in values if value not in special] if special else values
-            groups[ordinary] = sorted((*groups.get(ordinary, ()), *others)) if special else list(others)
-        return groups
-
-    def _groups_one_by_one(self, state: int, values: Sequence[int], size: int) -> dict[int, list[int]]:
-        groups: dict[int, list[int]] = {}
-        for value in values:
-            after = self.step_index(state, value, size)
-            if after:
-                groups.setdefault(after, []).append(value)
-        return groups
+        if ordinary:
+            return _alike({value: special.get(value, ordinary) for value in values})
+        return _alike({value: special[value] for value in sorted(special)})
 
     def _written_indices(self, state: int) -> set[int] | None:
         """The indices that the pattern, from this state, has as literal text; all others are alike to it (but for
-        ranges). None: it may tell any two apart."""
+        ranges). None: it may tell any two apart, because a character set takes a digit, or a run of literal characters
+        with a digit in it does not fill a whole part."""
         tokens = self._tokens
         written: set[int] = set()
         for position, token in enumerate(tokens):
@@ -206,6 +199,15 @@ class Branch:
                 return False
             before += part + "."
         return bool(state & self.accept)
+
+
+def _alike(states: Mapping[int, int]) -> dict[int, list[int]]:
+    """Indices by the state that they lead to, less those that lead to none."""
+    groups: dict[int, list[int]] = {}
+    for value, state in states.items():
+        if state:
+            groups.setdefault(state, []).append(value)
+    return groups
 
 
 _INDEX: Final = re.compile(r"(?:0|[1-9][0-9]{0,8})\Z").match

@@ -11,15 +11,11 @@ from typing import Any, Final, NamedTuple
 
 from policyquant.collector import collector_paused
 from policyquant.errors import Location, PolicyError, Problem, did_you_mean
-from policyquant.inventory.kinds import Kind
 from policyquant.policy.check import Document, check
 from policyquant.policy.document import DICT, MappingNode, Node, ScalarNode, describe, from_python, plain, show
-from policyquant.policy.policy import Origin, Policy
+from policyquant.policy.policy import PROTECTED, Origin, Policy
 from policyquant.policy.problems import Problems
 from policyquant.policy.text_file import decode, read_bytes
-
-PROTECTED: Final[frozenset[Kind]] = frozenset({"head", "embedding", "router"})
-"""The kinds that are protected unless a policy says otherwise."""
 
 _MOST_FILES: Final = 100
 """Files of one policy: its own and all that it extends, directly and through others."""

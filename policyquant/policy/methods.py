@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from policyquant.inventory.kinds import KINDS, Kind
-from policyquant.policy.scheme import Quantization
+from policyquant.policy.scheme import Quantization, spelled
 
 _WEIGHTS: Final[frozenset[Kind]] = frozenset({"linear", "moe", "head", "router"})
-_WEIGHTS_AND_EMBEDDING: Final[frozenset[Kind]] = frozenset({*_WEIGHTS, "embedding"})
+WEIGHT_KINDS: Final[frozenset[Kind]] = frozenset({*_WEIGHTS, "embedding"})
+"""Kinds that some method other than `none` takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,15 @@ class Choices:
         """The fields that leave a choice, in the order in which they are documented."""
         names = [name for name in _CHOICE_FIELDS if len(getattr(self, name)) > 1]
         return [*names, *(name for name in ("scale", "scale_ub") if getattr(self, name))]
+
+    def values(self, name: str) -> tuple[object, ...]:
+        """The values of a field that a policy chooses among; empty if it may not set it, or may set it to any."""
+        found = getattr(self, name, ())
+        return found if isinstance(found, tuple) else ()
+
+    def allow(self, base: Quantization, name: str, value: object) -> bool:
+        """Whether a policy may write this value on top of `base`. What holds anyway may always be written out."""
+        return getattr(base, name) == value or getattr(self, name, False) is True or value in self.values(name)
 
 
 _CHOICE_FIELDS: Final = ("dtype", "granularity", "group", "block", "scheme", "symmetric", "scale_dtype")
@@ -67,7 +77,7 @@ class MethodSpec:
         weight_fields: Mapping[str, object] | None,
         input_fields: Mapping[str, object] | None,
     ) -> tuple[Quantization | None, Quantization | None]:
-        """Apply written fields on top of what stands.
+        """Apply written fields (`policy.Fields`) on top of what stands.
 
         Raises:
             FieldError: this method does not take a field or its value.
@@ -84,15 +94,8 @@ class MethodSpec:
         if base is None:
             raise FieldError(side, None, f"method {self.name!r} does not quantize the {side}")
         changes = dict(fields)
-        if "group" in changes:
-            changes.setdefault("granularity", "group")
-        elif "block" in changes:
-            changes.setdefault("granularity", "block")
-        elif changes.get("scheme") == "static":
-            changes.setdefault("granularity", "tensor")  # One fixed scale cannot follow tokens.
         for name, value in changes.items():
-            if getattr(base, name) != value:  # Writing out what holds anyway is no refinement.
-                self._check(side, base, choices, name, value)
+            self._check(side, base, choices, name, value)
         _complete(changes, base, choices)
         result = replace(base, **changes)  # type: ignore[arg-type]  # field names and types were checked above
         _check_together(side, result)
@@ -100,17 +103,16 @@ class MethodSpec:
 
     def _check(self, side: str, base: Quantization, choices: Choices, name: str, value: object) -> None:
         """Refuse a field that this method does not take, or a value of it."""
-        allowed: bool | tuple[object, ...] = getattr(choices, name, False)
-        if allowed is True:
+        if choices.allow(base, name, value):
             return
+        allowed = choices.values(name)
         if not allowed:
             have = ", ".join(choices.fields()) or "nothing"
             stands = getattr(base, name)
-            holds = f"takes no {side} {name}" if stands is None else f"has {side} {name} {_show(stands)}"
+            holds = f"takes no {side} {name}" if stands is None else f"has {side} {name} {spelled(stands)}"
             raise FieldError(side, name, f"method {self.name!r} {holds}; a policy may set: {have}")
-        if value not in allowed:
-            expected = ", ".join(_show(choice) for choice in allowed)
-            raise FieldError(side, name, f"method {self.name!r} takes {side} {name} {expected}, not {_show(value)}")
+        expected = ", ".join(map(spelled, allowed))
+        raise FieldError(side, name, f"method {self.name!r} takes {side} {name} {expected}, not {spelled(value)}")
 
 
 def _complete(changes: dict[str, object], base: Quantization, choices: Choices) -> None:
@@ -146,14 +148,6 @@ class FieldError(Exception):
         super().__init__(message)
         self.side = side
         self.field = field
-
-
-def _show(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(str, value))}]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "none" if value is None else str(value)
 
 
 def _table(*specs: MethodSpec) -> Mapping[str, MethodSpec]:
@@ -194,7 +188,7 @@ METHODS: Final[Mapping[str, MethodSpec]] = _table(
         "fp8_weight_only",
         "FP8 weights, one scale per output channel; activations stay as they are.",
         "Half the memory without touching activations; where FP8 tensor cores are missing, or batches are small.",
-        _WEIGHTS_AND_EMBEDDING,
+        WEIGHT_KINDS,
         Quantization("float8_e4m3fn", "channel"),
         None,
         Choices(granularity=("channel", "tensor"), dtype=_FP8),
@@ -213,7 +207,7 @@ METHODS: Final[Mapping[str, MethodSpec]] = _table(
         "int8_weight_only",
         "INT8 weights, one scale per output channel; activations stay as they are.",
         "Half the memory on any hardware with almost no loss.",
-        _WEIGHTS_AND_EMBEDDING,
+        WEIGHT_KINDS,
         Quantization("int8", "channel"),
         None,
         Choices(granularity=("channel", "tensor")),
@@ -222,7 +216,7 @@ METHODS: Final[Mapping[str, MethodSpec]] = _table(
         "int4_weight_only",
         "INT4 weights in groups of 128 along the input, packed two to a byte; activations stay as they are.",
         "A quarter of the memory, for decoding in small batches.",
-        _WEIGHTS_AND_EMBEDDING,
+        WEIGHT_KINDS,
         Quantization("int4", "group", group=128, scale_dtype="bfloat16"),
         None,
         Choices(granularity=("group",), group=_GROUPS, symmetric=(True, False)),
@@ -270,7 +264,7 @@ METHODS: Final[Mapping[str, MethodSpec]] = _table(
         "dequantize",
         "Turn a layer that is stored quantized into the model's dtype.",
         "To restore precision where a checkpoint was quantized too far, or for hardware without its format.",
-        _WEIGHTS_AND_EMBEDDING,
+        WEIGHT_KINDS,
     ),
 )
 """Every method by name, in the order in which they are listed."""

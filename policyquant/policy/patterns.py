@@ -28,8 +28,8 @@ How it matches: braces are expanded into branches without braces (at most 10,000
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from policyquant.policy.glob_automaton import ANY, STAR, Branch, CharacterSet, Range, Token
@@ -49,16 +49,16 @@ class PatternError(Exception):
         self.offset = offset
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Pattern:
-    """A compiled pattern. Make one with `Pattern.compile`."""
+    """A compiled pattern. Make one with `Pattern.compile`. Equal to another with the same text."""
 
     text: str
-    branches: tuple[Branch, ...]
+    branches: tuple[Branch, ...] = field(compare=False, repr=False)
     """Empty for a regular expression."""
-    regex: Any = None
+    regex: Any = field(default=None, compare=False, repr=False)
     """A compiled RE2 object, or None for a glob."""
-    automaton: Automaton | None = None
+    automaton: Automaton | None = field(default=None, compare=False, repr=False)
     """The same regular expression in a form that can walk down a tree of names, if it has one."""
 
     @staticmethod
@@ -87,10 +87,9 @@ class Pattern:
 
     @property
     def sensitive(self) -> bool:
-        """Whether two indices at the same place of a name can get different answers."""
-        if self.regex is not None:
-            return _regex_tells_digits_apart(self.text[3:])
-        return any(branch.sensitive for branch in self.branches)
+        """Whether two indices at the same place of a name can get different answers. Not looked into for a regular
+        expression: True."""
+        return self.is_regex or any(branch.sensitive for branch in self.branches)
 
     def matches(self, name: str, sizes: Mapping[str, int] | None = None) -> bool:
         """Whether it matches all of `name`.
@@ -130,9 +129,8 @@ class _Reader:
         self.text = text
         self.position = 0
 
-    def read(self) -> Iterator[list[Token]]:
-        branches = self._sequence(depth=0, opened=0)
-        yield from branches
+    def read(self) -> list[list[Token]]:
+        return self._sequence(depth=0, opened=0)
 
     def _sequence(self, depth: int, opened: int) -> list[list[Token]]:
         """Everything up to the end, or inside braces up to the `,` or `}` that ends the item."""
@@ -272,53 +270,39 @@ def _re2() -> ModuleType:
     return module
 
 
+def _options(megabytes: int) -> Any:
+    """Options of RE2: silent, and with this much memory for one automaton."""
+    options = _re2().Options()
+    options.log_errors = False
+    options.max_mem = megabytes << 20
+    return options
+
+
 def _compile_regex(text: str) -> Any:
     body = text[3:]
     if not body:
         raise PatternError("an empty regular expression reaches nothing", 3)
-    look_around = _LOOK_AROUND.search(re.sub(r"\\.", "__", body))
-    if look_around:
-        raise PatternError(
-            f"look-around {look_around.group()}…) is not a regular language; to leave layers out, write a later rule"
-            " for them with method `none`",
-            3 + look_around.start(),
-        )
     module = _re2()
-    options = module.Options()
-    options.log_errors = False
-    options.max_mem = 16 << 20
     try:
-        return module.compile(body, options)
+        return module.compile(body, _options(16))
     except module.error as error:
+        look_around = _LOOK_AROUND.search(re.sub(r"\\.", "__", body))
+        if look_around:
+            raise PatternError(
+                f"look-around {look_around.group()}…) is not a regular language; to leave layers out, write a later"
+                " rule for them with method `none`",
+                3 + look_around.start(),
+            ) from None
         reason = error.args[0] if error.args else "not a regular expression"
         if isinstance(reason, bytes):
             reason = reason.decode("utf-8", "replace")
         raise PatternError(f"not a regular expression (RE2 syntax): {reason}", 3) from None
 
 
-def _regex_tells_digits_apart(body: str) -> bool:
-    """False only if it surely treats all indices alike: digits can be consumed by `.*`, or a lone `.+`, and by nothing
-    else."""
-    text = body.replace("\\.", "\x00")
-    if "\\" in text or "[" in text or "?" in text or "{" in text:
-        return True
-    bare = re.sub(r"[()|^$]", "", text)
-    if re.search(r"\.[*+]\.\+|\.\+\.[*+]", bare):
-        return True
-    rest = re.sub(r"\.[*+]", "\x01", bare)
-    if re.search(r"[.*+]", rest) or re.search(r"\)[*+]", text):
-        return True
-    return re.search(r"(?<![A-Za-z_0-9])[0-9]", text) is not None
-
-
 def regex_set(patterns: Sequence[Pattern]) -> Any:
     """One automaton for many regular expressions: `.Match(name)` gives the positions of those that match all of it, or
     None."""
-    module = _re2()
-    options = module.Options()
-    options.log_errors = False
-    options.max_mem = 64 << 20
-    result = module.Set.FullMatchSet(options)
+    result = _re2().Set.FullMatchSet(_options(64))
     for pattern in patterns:
         result.Add(pattern.text[3:])
     result.Compile()

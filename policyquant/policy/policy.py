@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from policyquant.errors import Location
 from policyquant.inventory.kinds import Kind
 from policyquant.policy.patterns import Pattern
+from policyquant.policy.scheme import spelled
 
-Fields = Mapping[str, object]
-"""Written fields of a `Quantization`, normalised: dtype in PyTorch's spelling, block as a tuple."""
+PROTECTED: Final[frozenset[Kind]] = frozenset({"head", "embedding", "router"})
+"""The kinds that are protected unless a policy says otherwise."""
+
+
+class Fields(Mapping[str, object]):
+    """Written fields of a `Quantization`, normalised: dtype in PyTorch's spelling, block as a tuple, and whatever they
+    imply about granularity written out. Immutable."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> object:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return f"Fields({self._values!r})"
+
+    def __str__(self) -> str:
+        return f"{{{', '.join(f'{name}: {spelled(value)}' for name, value in self._values.items())}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +58,15 @@ class SchemeFields:
 
     def __bool__(self) -> bool:
         return any(value is not None for value in (self.method, self.weight, self.input, self.output, self.kv_cache))
+
+    def __str__(self) -> str:
+        """In one line, as it could be written."""
+        pieces = [] if self.method is None else [self.method]
+        for name in ("weight", "input", "output", "kv_cache"):
+            value = getattr(self, name)
+            if value is not None:
+                pieces.append(f"{name}: {value}")
+        return ", ".join(pieces)
 
 
 Origin = Literal["own", "extended", "preset"]
@@ -82,7 +120,7 @@ class BitsExpectation:
     location: Location
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Policy:
     """Ordered rules and what stands around them. Immutable."""
 
@@ -102,3 +140,7 @@ class Policy:
     """Of the policy's text and of all it extends, in the order in which they are read."""
     files: tuple[str, ...] = ()
     """All that was read, presets by name."""
+
+    def __repr__(self) -> str:
+        rules = f"{len(self.rules)} rule{'' if len(self.rules) == 1 else 's'}"
+        return f"<Policy {self.source}: {rules}, sha256 {self.sha256[:12]}>"

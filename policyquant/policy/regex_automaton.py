@@ -14,6 +14,7 @@ can follow it. A state is the set of positions just read, as bits; transitions a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -67,6 +68,8 @@ _CLASSES: Final = {
 }
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
 _ANY: Final = _Set((("\n", "\n"),), negated=True)
+_COUNTS: Final = re.compile(r"\{(0|[1-9][0-9]{0,3})(?:(,)(0|[1-9][0-9]{0,3})?)?\}").match
+"""`{m}`, `{m,}` and `{m,n}`; to RE2 neither a leading zero nor a missing `m` is a count, and above 1,000 is none."""
 
 
 class Automaton:
@@ -156,8 +159,9 @@ class _Reader:
 
     def _sequence(self, depth: int) -> _Node:
         items: list[_Node] = []
-        if depth == 0:
-            self._take("^")  # A name is matched as a whole, so this says nothing new here, nor does `$` at the end.
+        # A name is matched as a whole, so `^` at the beginning says nothing new, nor does `$` at the end.
+        if depth == 0 and self._take("^") and self._bounds() is not None:
+            raise _DeclinedError
         while self.at < len(self.text) and self.text[self.at] not in "|)":
             if self.text[self.at] == "$" and depth == 0 and self.text[self.at + 1 : self.at + 2] in ("", "|"):
                 self.at += 1
@@ -251,13 +255,11 @@ class _Reader:
                 return bounds
         if not self.text.startswith("{", self.at):
             return None
-        least, comma, most = self.text[self.at + 1 :].partition("}")[0].partition(",")
-        numbers = least + most
-        if not (least.isdecimal() and numbers.isdecimal() and numbers.isascii() and "}" in self.text[self.at :]):
+        counts = _COUNTS(self.text, self.at)
+        if counts is None:
             return None  # A brace that counts nothing is one like any other character.
-        self.at += len(least) + len(comma) + len(most) + 2
-        if len(numbers) > 8:
-            raise _DeclinedError
+        self.at = counts.end()
+        least, comma, most = counts.groups()
         return int(least), (int(most) if most else None if comma else int(least))
 
 

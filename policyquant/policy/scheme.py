@@ -59,6 +59,15 @@ BITS: Final[Mapping[str, int]] = {
 """Bits of one element."""
 
 
+def spelled(value: object) -> str:
+    """The value of one field as a policy spells it: `128`, `true`, `[128, 128]`, `none`."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "none" if value is None else str(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Quantization:
     """How one tensor (a weight, an input, an output, a KV cache) is quantized."""
@@ -125,6 +134,19 @@ class Scheme:
     output: str | Quantization | None = None
     """A plain dtype's PyTorch name, or how the emitted activation is quantized; None: the model's dtype."""
     kv_cache: Quantization | None = None
+
+    def __str__(self) -> str:
+        text = self.method
+        tensors = [
+            f"{name} {each}" for name, each in (("weight", self.weight), ("input", self.input)) if each is not None
+        ]
+        if tensors:
+            text += f" ({', '.join(tensors)})"
+        if self.output is not None:
+            text += f" with output {self.output}"
+        if self.kv_cache is not None:
+            text += f" with KV cache {self.kv_cache}"
+        return text
 
 
 NONE: Final = Scheme("none")

@@ -15,7 +15,14 @@ from policyquant.policy.document import Entry, MappingNode, Node, ScalarNode, de
 from policyquant.policy.methods import METHODS, Choices, FieldError, MethodSpec
 from policyquant.policy.policy import Fields, SchemeFields
 from policyquant.policy.problems import Problems
-from policyquant.policy.scheme import FLOAT_DTYPES, FP8_DTYPES, QUANTIZED_DTYPES, SCALE_DTYPES, Quantization
+from policyquant.policy.scheme import (
+    FLOAT_DTYPES,
+    FP8_DTYPES,
+    QUANTIZED_DTYPES,
+    SCALE_DTYPES,
+    Quantization,
+    spelled,
+)
 
 SCHEME_KEYS: Final = ("method", "weight", "input", "output", "kv_cache")
 
@@ -71,7 +78,7 @@ _OTHER_WORDS: Final[Mapping[str, str]] = {
 class _Written(NamedTuple):
     """Fields of one tensor with the places of their values."""
 
-    fields: dict[str, object]
+    fields: Fields
     key: Location
     places: Mapping[str, Location]
 
@@ -116,8 +123,8 @@ def scheme_of(node: MappingNode, known: Iterable[str], problems: Problems) -> Sc
             problems.add(node.location, f"no scheme here; expected a method's name or one of: {words}")
         return SchemeFields()
     method = _method(by_name["method"].value, "method", problems, "a method's name") if "method" in by_name else None
-    weight = _quantized("weight", by_name.get("weight"), WEIGHT_FIELDS, problems)
-    input = _quantized("input", by_name.get("input"), INPUT_FIELDS, problems)
+    weight = _read_fields("weight", by_name["weight"], WEIGHT_FIELDS, problems) if "weight" in by_name else None
+    input = _read_fields("input", by_name["input"], INPUT_FIELDS, problems) if "input" in by_name else None
     written = {side: fields for side, fields in (("weight", weight), ("input", input)) if fields is not None}
     if written and ("method" not in by_name or method is not None):
         _check_against_methods(method, written, problems)
@@ -173,23 +180,36 @@ def _read_fields(name: str, entry: Entry, readers: Mapping[str, values.Reader], 
         problems.add(entry.value.location, f"`{name}` says nothing; expected at least one of {', '.join(readers)}")
     if not fields or len(fields) != len(entry.value.entries):
         return None
-    written = _Written(fields, entry.key.location, places)
+    written = _Written(Fields(_with_granularity(fields)), entry.key.location, places)
     contradictions = list(_contradictions(name, written))
     for place, message in contradictions:
         problems.add(place, message)
     return None if contradictions else written
 
 
+def _with_granularity(fields: Mapping[str, object]) -> dict[str, object]:
+    """The same fields, with the granularity that they imply if they do not say one."""
+    if "group" in fields:
+        implied = "group"
+    elif "block" in fields:
+        implied = "block"
+    elif fields.get("scheme") == "static":
+        implied = "tensor"  # One fixed scale cannot follow tokens.
+    else:
+        return dict(fields)
+    return {**fields, "granularity": fields.get("granularity", implied)}
+
+
 def _contradictions(name: str, written: _Written) -> Iterator[tuple[Location, str]]:
-    """Fields that disagree with each other. Makes explicit what fields imply about granularity."""
+    """Fields that disagree with each other."""
     fields = written.fields
     for field in ("group", "block"):
-        if field in fields and fields.setdefault("granularity", field) != field:
+        if field in fields and fields["granularity"] != field:
             yield (
                 written.place_of("granularity", field),
                 f"`{field}` contradicts granularity {fields['granularity']} of `{name}`",
             )
-    if fields.get("scheme") == "static" and fields.setdefault("granularity", "tensor") == "token":
+    if fields.get("scheme") == "static" and fields["granularity"] == "token":
         yield written.place("granularity"), f"a static {name} scale is fixed beforehand and cannot be per token"
     for field, scheme in (("scale", "static"), ("scale_ub", "dynamic")):
         if field in fields and fields.get("scheme", scheme) != scheme:
@@ -200,12 +220,6 @@ def _contradictions(name: str, written: _Written) -> Iterator[tuple[Location, st
             written.place_of("granularity", "scale"),
             f"`scale` is one number for the whole {name}, which contradicts granularity {granularity}",
         )
-
-
-def _quantized(
-    side: str, entry: Entry | None, readers: Mapping[str, values.Reader], problems: Problems
-) -> _Written | None:
-    return None if entry is None else _read_fields(side, entry, readers, problems)
 
 
 def _check_against_methods(method: str | None, written: Mapping[str, _Written], problems: Problems) -> None:
@@ -241,10 +255,7 @@ def _check_without_method(written: Mapping[str, _Written], problems: Problems) -
 
 def _could_take(spec: MethodSpec, side: str, name: str, value: object) -> bool:
     base, choices = _side(spec, side)
-    if base is None:
-        return False
-    allowed = getattr(choices, name, False)
-    return getattr(base, name) == value or allowed is True or (isinstance(allowed, tuple) and value in allowed)
+    return base is not None and choices.allow(base, name, value)
 
 
 def _side(spec: MethodSpec, side: str) -> tuple[Quantization | None, Choices]:
@@ -257,16 +268,10 @@ def _who_takes(able: list[MethodSpec], side: str, name: str) -> str:
     for spec in able:
         base, choices = _side(spec, side)
         own = None if base is None else getattr(base, name)
-        allowed = getattr(choices, name, None) or (() if own is None else (own,))
-        if isinstance(allowed, tuple) and allowed:
-            takers.append(f"{spec.name} takes {name} {', '.join(map(_spelled, allowed))}")
+        allowed = choices.values(name) or (() if own is None else (own,))
+        if allowed:
+            takers.append(f"{spec.name} takes {name} {', '.join(map(spelled, allowed))}")
     return f": {'; '.join(takers)}" if takers else ""
-
-
-def _spelled(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(str, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _output(entry: Entry | None, problems: Problems) -> str | Fields | None:
@@ -297,9 +302,7 @@ def _kv_cache(entry: Entry | None, problems: Problems) -> str | Fields | None:
     return _short("kv_cache", entry.value, FP8_DTYPES, problems)
 
 
-def _with_dtype(
-    name: str, entry: Entry, readers: Mapping[str, values.Reader], problems: Problems
-) -> dict[str, object] | None:
+def _with_dtype(name: str, entry: Entry, readers: Mapping[str, values.Reader], problems: Problems) -> Fields | None:
     written = _read_fields(name, entry, readers, problems)
     if written is None:
         return None
@@ -320,4 +323,4 @@ def _short(name: str, node: Node, dtypes: Mapping[str, str], problems: Problems)
     dtype = values.word({**dtypes, "none": "none"})(node, name, problems)
     if dtype is None or dtype == "none" or dtype in FLOAT_DTYPES:
         return None if dtype is None else str(dtype)
-    return {"dtype": dtype}
+    return Fields({"dtype": dtype})

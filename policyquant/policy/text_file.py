@@ -17,8 +17,13 @@ MOST_BYTES: Final = 16 * 2**20
 _MOST_NAMES: Final = 1_000
 """Files of a folder among which the nearest spelling is looked for."""
 
-_BYTE_ORDER_MARKS: Final = ((b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"), (b"\xff\xfe", "UTF-16"),
-                            (b"\xfe\xff", "UTF-16"))  # fmt: skip
+_BYTE_ORDER_MARKS: Final = (
+    (b"\xff\xfe\0\0", "UTF-32"),
+    (b"\0\0\xfe\xff", "UTF-32"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+)
+"""The longer first: one of UTF-16 begins one of UTF-32."""
 
 
 def read_bytes(path: str, said_at: Location | None, also: Sequence[str] = ()) -> bytes:

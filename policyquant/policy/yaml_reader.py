@@ -24,6 +24,7 @@ from policyquant.policy.document import (
     ScalarNode,
     SequenceNode,
     describe,
+    is_text,
     shorten,
     show,
 )
@@ -218,6 +219,8 @@ class _Reader:
             if isinstance(value, str):
                 return ScalarNode(value, location, offset=0 if verbatim else None)
             return ScalarNode(value, location, text)
+        if not is_text(text):  # One of PyYAML's parsers lets an escape through that the other refuses.
+            self.fail(location, f"the text {show(text)} holds half of a character (a surrogate)")
         verbatim = event.style in ("'", '"') and end.line == start.line and end.index - start.index == len(text) + 2
         return ScalarNode(text, location, offset=1 if verbatim else None)
 

@@ -25,6 +25,8 @@ def test_a_benchmark_prints_its_table_and_its_bars(name: str, capsys: pytest.Cap
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_PEERS)
 def test_a_benchmark_with_a_peer_runs_that_peer(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for package in import_module(f"benchmarks.{name}").NEEDS:
+        pytest.importorskip(package)
     assert main(["--tiny", name]) == 0
     text = capsys.readouterr().out
     _is_complete(name, text)

@@ -31,6 +31,7 @@ def test_a_policy_that_is_not_valid_shows_every_problem_with_its_place(run: Run)
     status, out, err = run("check", write(text))
     assert (status, out) == (2, "")
     assert "policy.yaml:3:15: unknown method 'fp88'; did you mean 'fp8'?" in err
+    assert all(line.startswith("error: policy.yaml:") for line in err.splitlines())
     assert "policy.yaml:4:" in err
     assert "policy.yaml:5:1" in err
     assert "default" in err.split("policy.yaml:5:1")[1]
@@ -69,3 +70,22 @@ def test_warnings_fit_unless_strict(run: Run) -> None:
 @pytest.mark.parametrize("name", ["Meta-Llama-3-8B", "DeepSeek-V3", "t5-small"])
 def test_presets_fit_real_models(run: Run, name: str) -> None:
     assert run("check", "fp8-dynamic", model(name)).status == 0
+
+
+def test_a_cache_is_told_apart_from_quantized_layers(run: Run) -> None:
+    outcome = run("check", "fp8-kv", MIXTRAL).out.splitlines()[1]
+    assert outcome.startswith("0 of 1,059 layers quantized, KV cache quantized in 32 layers, 87.0 GiB")
+
+
+@pytest.mark.usefixtures("in_empty_directory")
+def test_layers_that_stay_quantized_as_they_are_stored_are_counted(run: Run) -> None:
+    outcome = run("check", write("version: 1\n"), model("gpt-oss-120b")).out.splitlines()[1]
+    assert outcome.startswith("0 of ")
+    assert " layers quantized, 36 already stored quantized, " in outcome
+
+
+@pytest.mark.usefixtures("in_empty_directory")
+def test_a_layer_that_was_never_quantized_is_not_counted_when_it_is_dequantized(run: Run) -> None:
+    status, out, _ = run("check", write('layers: {"*.o_proj": dequantize}\n'), MIXTRAL)
+    assert status == 0
+    assert out.splitlines()[1].startswith("0 of 1,059 layers quantized")

@@ -40,7 +40,7 @@ def test_nothing_is_overwritten_unless_forced(run: Run, in_empty_directory: Path
     assert link or Path("policy.yaml").read_text() == "mine"
     assert run("init", "-o", "policy.yaml", "--force").status == 0
     assert Path("policy.yaml").read_text().startswith("# A policy to start from.")
-    assert not Path("elsewhere.yaml").exists()
+    assert (Path("policy.yaml").is_symlink(), Path("elsewhere.yaml").exists()) == (link, link)
 
 
 def test_without_a_model(run: Run, in_empty_directory: Path) -> None:
@@ -62,3 +62,13 @@ def test_what_cannot_be_done_is_said(run: Run, in_empty_directory: Path, words: 
     status, out, err = run("init", *words)
     assert (status, out) == (2, "")
     assert said in err
+
+
+@pytest.mark.parametrize("model", [(), (MIXTRAL,)])
+def test_the_commands_in_the_comment_name_the_file_itself(
+    run: Run, in_empty_directory: Path, model: tuple[str, ...]
+) -> None:
+    assert run("init", *model, "-o", "start.yaml").status == 0
+    text = (in_empty_directory / "start.yaml").read_text(encoding="utf-8")
+    assert "policyquant check start.yaml " in text
+    assert "policy.yaml" not in text

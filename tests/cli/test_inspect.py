@@ -132,7 +132,7 @@ def test_markdown_is_a_table_that_keeps_patterns_as_they_are(run: Run) -> None:
     assert lines[3].startswith("|---|---:|---|")
     assert "| `model.layers.{0..31}.self_attn.q_proj` | 32 | linear |" in "\n".join(lines)
     assert "| `*.qkv_proj` |" in "\n".join(lines)
-    assert lines[-1] == "- bits per weight 16.00 -> 8.28"
+    assert lines[-1] == "- bits per weight: 16.00 -> 8.28"
 
 
 def test_a_plan_is_inspected_without_a_policy(run: Run, tmp_path: Path) -> None:
@@ -192,8 +192,11 @@ def test_an_index_alone_has_no_shapes_and_says_so(run: Run, tmp_path: Path) -> N
     source = write(tmp_path / "model.safetensors.index.json", json.dumps(index))
     status, out, _ = run("inspect", source, "--policy", "fp8-dynamic")
     assert status == 0
-    assert "layers           " in out
-    assert "unknown: the source does not tell all shapes" in out
+    assert out.splitlines()[-3:] == [
+        "layers     11",
+        "by method  fp8 8, none 3",
+        "bytes      unknown: the source does not tell all shapes",
+    ]
 
 
 @pytest.mark.parametrize("form", ["table", "markdown"])
@@ -204,3 +207,21 @@ def test_a_name_cannot_control_the_terminal(run: Run, tmp_path: Path, form: str)
     for text in (shown.out, shown.err):
         assert all(character == "\n" or character.isprintable() for character in text)
     assert "evil\\x0alm_head" in shown.out.replace("\\\\", "\\")
+
+
+def test_a_selection_without_a_layer_is_an_error_as_a_pattern_without_one_is(run: Run) -> None:
+    status, out, err = run("inspect", MIXTRAL, "--policy", EXPERTS_FP8, "--kind", "conv", "--method", "int8")
+    assert (status, out, err) == (1, "", "error: no layer of kind conv with method int8\n")
+
+
+def test_a_scale_that_the_policy_gives_is_shown(run: Run, in_empty_directory: Path) -> None:
+    text = 'layers:\n  "*.self_attn": {kv_cache: {dtype: fp8, scale: 0.02}}\n'
+    write(in_empty_directory / "policy.yaml", text)
+    out = run("inspect", MIXTRAL, "--policy", "policy.yaml").out
+    assert ", scale 0.02" in out
+
+
+def test_what_is_stored_is_spelled_as_a_policy_would(run: Run) -> None:
+    out = run("inspect", model("DeepSeek-V3"), "--policy", "fp8-kv").out
+    assert "as stored: fp8, block 128x128" in out
+    assert "F8_E4M3" not in out

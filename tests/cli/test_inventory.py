@@ -17,16 +17,22 @@ def test_the_table_of_gpt_oss(run: Run) -> None:
     assert title == "gpt-oss-120b (GptOssForCausalLM, family gpt_oss)"
     by_name = {line.split()[0]: " ".join(line.split()[1:]) for line in table.splitlines()}
     assert by_name["model.layers.{0..35}.mlp.experts"] == (
-        "36 moe 128x2880x2880 U8 mxfp4 (MXFP4, group 32) decoder.{0..35}.moe.experts down_proj, gate_up_proj"
-        " decoder.N.moe.experts.down_proj, decoder.N.moe.experts.gate_up_proj"
+        "36 moe 128x5760x2880 U8 mxfp4 (MXFP4, group 32) decoder.{0..35}.moe.experts down_proj, gate_up_proj"
     )
     assert by_name["model.layers.{0..35}.self_attn.q_proj"] == (
-        "36 linear 4096x2880 BF16 decoder.{0..35}.attention.q_proj decoder.N.attention.qkv_proj"
+        "36 linear 4096x2880 bf16 decoder.{0..35}.attention.q_proj decoder.N.attention.qkv_proj"
     )
     assert totals.splitlines() == [
         "327 layers: 1 head, 1 embedding, 73 norm, 36 moe, 36 router, 144 linear, 36 attention",
         "117B parameters, 60.8 GiB, 4.47 bits per weight",
     ]
+
+
+def test_without_shapes_it_is_said_once_that_sizes_are_unknown(run: Run, tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "model.safetensors"}}))
+    out = run("inventory", str(index)).out
+    assert out.splitlines()[-2:] == ["1 layer: 1 norm", "sizes unknown: the source does not tell all shapes"]
 
 
 def test_json_lists_each_layer_with_all_its_names(run: Run) -> None:

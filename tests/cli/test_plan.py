@@ -15,21 +15,23 @@ from tests.cli.command import EXPERTS_FP8, MIXTRAL, Run, model
 def test_the_plan_is_written_and_summed_up(run: Run, in_empty_directory: Path) -> None:
     status, out, err = run("plan", MIXTRAL, "--policy", EXPERTS_FP8, "-o", "plan.json")
     assert (status, out) == (0, "")
-    assert err == "plan.json: 1,059 layers, 87.0 GiB -> 45.0 GiB, 8.28 bits per weight\n"
+    assert err == "plan.json: 768 of 1,059 layers quantized, 87.0 GiB -> 45.0 GiB, 8.28 bits per weight\n"
     assert read_plan("plan.json")["model.layers.0.block_sparse_moe.experts.0.w1"].method == "fp8"
     assert [path.name for path in in_empty_directory.iterdir()] == ["plan.json"]
 
 
-def test_inspect_reads_it_back(run: Run, in_empty_directory: Path) -> None:
-    run("plan", MIXTRAL, "--policy", EXPERTS_FP8, "-o", "plan.json")
-    assert run("inspect", "plan.json").out == run("inspect", MIXTRAL, "--policy", EXPERTS_FP8).out
+@pytest.mark.parametrize("name", ["plan.json", "plan.json.gz", "locked"])
+@pytest.mark.usefixtures("in_empty_directory")
+def test_inspect_reads_it_back(run: Run, name: str) -> None:
+    run("plan", MIXTRAL, "--policy", EXPERTS_FP8, "-o", name)
+    assert run("inspect", name).out == run("inspect", MIXTRAL, "--policy", EXPERTS_FP8).out
 
 
 @pytest.mark.parametrize("to_stdout", [(), ("-o", "-")])
 def test_without_a_file_it_is_printed(run: Run, to_stdout: tuple[str, ...]) -> None:
     status, out, err = run("plan", MIXTRAL, "--policy", EXPERTS_FP8, *to_stdout)
     assert (status, json.loads(out)["version"]) == (0, 1)
-    assert err == "1,059 layers, 87.0 GiB -> 45.0 GiB, 8.28 bits per weight\n"
+    assert err == "768 of 1,059 layers quantized, 87.0 GiB -> 45.0 GiB, 8.28 bits per weight\n"
     assert out == run("inspect", MIXTRAL, "--policy", EXPERTS_FP8, "--json").out
 
 
@@ -81,7 +83,7 @@ def test_nor_is_it_printed(run: Run, in_empty_directory: Path) -> None:
         ((MIXTRAL, "--policy", EXPERTS_FP8, "-o", "a\0b"), "cannot be written: embedded null byte"),
         ((MIXTRAL, "--policy", "missing.yaml", "-o", "plan.json"), "missing.yaml: no such file"),
         (("missing", "--policy", EXPERTS_FP8), "missing: no such file or directory"),
-        ((MIXTRAL,), "the following arguments are required: --policy"),
+        ((MIXTRAL,), "plan needs --policy POLICY"),
     ],
 )
 def test_what_cannot_be_done_is_said(run: Run, in_empty_directory: Path, words: tuple[str, ...], said: str) -> None:

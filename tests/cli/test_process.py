@@ -115,6 +115,24 @@ def test_an_interrupt_is_silent() -> None:
     assert running.returncode == 130
 
 
+@needs_posix
+def test_an_interrupt_while_the_command_line_is_imported_is_silent() -> None:
+    # An import that is interrupted the moment it begins stands for one at any time of it.
+    script = (
+        "import builtins, signal, os\n"
+        "from policyquant.cli.entry import main\n"
+        "real = builtins.__import__\n"
+        "def interrupted(name, *rest):\n"
+        "    if name == 'policyquant.cli.main':\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(name, *rest)\n"
+        "builtins.__import__ = interrupted\n"
+        "raise SystemExit(main())\n"
+    )
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, timeout=60)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (130, b"", b"")
+
+
 def on_a_terminal(*words: str, width: int = 200, environment: dict[str, str] | None = None) -> str:
     """What the command shows on a terminal of this width."""
     fcntl, pty, termios = pytest.importorskip("fcntl"), pytest.importorskip("pty"), pytest.importorskip("termios")
@@ -165,6 +183,23 @@ def test_lines_fit_the_terminal_and_names_stay_whole(width: int) -> None:
     table = shown.partition("\n\n")[2].partition("\n\n")[0].splitlines()
     assert max(map(len, table)) <= width
     assert any(line.startswith("model.layers.{0..31}.block_sparse_moe.experts.{0..7}.w1") for line in table)
+
+
+@needs_posix
+@pytest.mark.parametrize("width", [100, 80])
+def test_what_is_said_of_one_layer_fits_the_terminal(width: int) -> None:
+    words = ("explain", MIXTRAL, "model.layers.0.block_sparse_moe.experts.0.w1", "--policy", "fp8-experts")
+    shown = on_a_terminal(*words, width=width, environment={"NO_COLOR": "1"}).splitlines()
+    assert max(map(len, shown)) <= width
+
+
+@needs_posix
+def test_paragraphs_of_help_fit_the_terminal_and_examples_stay_whole() -> None:
+    environment = {"NO_COLOR": "1", "COLUMNS": "80"}
+    shown = on_a_terminal("inspect", "--help", width=80, environment=environment)
+    paragraphs, _, examples = shown.partition("example:")
+    assert max(map(len, paragraphs.splitlines())) <= 80
+    assert "  policyquant inspect path/to/model --policy fp8-dynamic --filter 'decoder.*.moe' --all" in examples
 
 
 @pytest.mark.parametrize("columns", ["20", "1000"])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policyquant.cli.sizes_text import bytes_text, count_text, parameters_text, shape_text, share_text
-from policyquant.cli.tables import Column, Table, display_width, print_table
+from policyquant.cli.tables import Column, Table, display_width, print_table, wrapped
 from tests.cli.command import MIXTRAL, process
 
 COLUMNS = (Column("name", code=True), Column("count", right=True), Column("note"))
@@ -91,3 +91,19 @@ def test_rich_is_not_loaded_for_a_pipe() -> None:
     loaded = {line.rpartition("|")[2].strip() for line in shown.stderr.splitlines()}
     assert "argparse" in loaded
     assert not {"rich", "rich.table", "jsonschema"} & loaded
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("decoder.*.moe", 20, ["decoder.*.moe"]),
+        ("decoder.*.moe.experts", 14, ["decoder.*.moe.", "experts"]),
+        ("a decoder.*.moe b", 14, ["a", "decoder.*.moe", "b"]),
+        ("policies/experts.yaml:3", 16, ["policies/", "experts.yaml:3"]),
+        ("fp8 per channel", 12, ["fp8 per", "channel"]),
+        ("gate_up_proj", 4, ["gate_up_proj"]),
+        ("", 4, [""]),
+    ],
+)
+def test_cells_are_broken_at_dots_and_spaces_only(text: str, width: int, lines: list[str]) -> None:
+    assert wrapped(text, width) == lines

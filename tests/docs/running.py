@@ -213,7 +213,7 @@ def _regex(expected: str) -> re.Pattern[str]:
     return re.compile("".join("(?:.*\n)*?" if line.strip() == "..." else re.escape(line) for line in lines))
 
 
-_INSTALLING = re.compile(r"(git clone|pip install|cd|python -m venv) .+")
+_INSTALLING = re.compile(r"(git clone|(?:\.venv/bin/)?pip install|cd|python3? -m venv|\.) .+")
 
 
 def _commands(block: Block) -> None:

@@ -55,3 +55,9 @@ def test_section_shows_an_example_that_prints_the_finding_at_its_level(code: str
     shown = any(re.search(rf"^{level[1].lower()} {code}: ", example, re.MULTILINE) for example in examples)
     asserted = any(f'finding.code == "{code}"' in example for example in examples)
     assert shown or asserted
+
+
+@pytest.mark.parametrize("code", SECTIONS)
+def test_section_ends_with_what_to_do(code: str) -> None:
+    last = section(code).partition('\n<a id="')[0].rstrip().split("\n\n")[-1]
+    assert last.startswith("**What to do:** ")

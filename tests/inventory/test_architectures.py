@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from policyquant.inventory.architectures.describe import describe
+from policyquant.inventory.architectures.describe import Description, describe
 from policyquant.inventory.architectures.vocabulary import canonical_names, place
-from tests.inventory.models import NAMES, described, stored
+from policyquant.inventory.tensor_list import from_tensors
+from tests.inventory.models import NAMES, case, described, stored
 
 QKV = "decoder.#.attention.qkv_proj"
 GATE_UP = "decoder.#.mlp.gate_up_proj"
@@ -102,7 +103,7 @@ GPT_OSS = (
         "model.layers.#.mlp.experts": (
             "moe",
             f"{EXPERTS}.down_proj {EXPERTS}.gate_up_proj",
-            f"{EXPERTS}.down_proj {EXPERTS}.gate_up_proj",
+            "",  # Either projection of all experts is one tensor, with nothing beside it that it must agree with.
         ),
     }
 )
@@ -377,6 +378,24 @@ def test_the_vocabulary_knows_each_of_its_names() -> None:
         assert place(template).role is not None, template
 
 
+def test_gemma_3_is_known_as_transformers_v5_saves_it_too() -> None:
+    published = described("gemma-3-4b-it")
+    tensors = [
+        (name.replace("vision_tower.vision_model.", "vision_tower."), shape, dtype)
+        for name, (dtype, shape) in case("gemma-3-4b-it")["tensors"].items()
+    ]
+    saved = describe(from_tensors(tensors, config=stored("gemma-3-4b-it").config))
+    assert saved.findings == ()
+    assert _without_checkpoint_names(saved) == _without_checkpoint_names(published)
+
+
+def _without_checkpoint_names(description: Description) -> list[object]:
+    return [
+        (layer.kind, layer.indices, layer.names["module"], layer.names["canonical"], layer.feeds)
+        for layer in description.sets
+    ]
+
+
 def test_only_attention_that_generates_has_a_kv_cache() -> None:
     caching = {
         (name, part.role)
@@ -395,6 +414,19 @@ def test_the_prediction_layer_counts_from_zero_in_its_own_tower() -> None:
     names = {form.fill(layer.indices[0]) for layer in layers for form in layer.names["canonical"]}
     assert all(name.startswith("mtp.0.") for name in names)
     assert not any(layer.prediction for layer in described("Kimi-K2-Instruct").sets)
+
+
+def test_a_projection_without_fellows_is_in_no_group() -> None:
+    """DeepSeek-V2-Lite projects its queries at once: nothing is run together with q_proj, nor with kv_a_proj."""
+    names = [
+        f"model.layers.{block}.self_attn.{projection}.weight"
+        for block in range(3)
+        for projection in ("q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+    ]
+    tensors = [(name, (64, 64), "BF16") for name in names]
+    description = describe(from_tensors(tensors, config={"model_type": "deepseek_v2"}))
+    assert description.family == "deepseek"
+    assert [part.group for layer in description.sets for part in layer.parts if part.group] == []
 
 
 def test_one_block_of_fused_experts_is_one_group() -> None:

@@ -60,7 +60,7 @@ def _total(name: str, field: str) -> int:
         ("Phi-3-mini-4k-instruct", "model.layers.#.self_attn.qkv_proj", (9216, 3072), [(3072, 3072)] * 3, False),
         ("Phi-3-mini-4k-instruct", "model.layers.#.mlp.gate_up_proj", (16384, 3072), [(8192, 3072)] * 2, False),
         ("Qwen2.5-VL-7B-Instruct", "visual.blocks.#.attn.qkv", (3840, 1280), [(1280, 1280)] * 3, False),
-        ("gpt-oss-120b", "model.layers.#.mlp.experts", (128, 2880, 2880), GPT_OSS_EXPERTS, False),
+        ("gpt-oss-120b", "model.layers.#.mlp.experts", (128, 5760, 2880), GPT_OSS_EXPERTS, False),
         ("gemma-3-4b-it", "multi_modal_projector", (2560, 1152), [(2560, 1152)], True),
         ("Qwen3-8B-NVFP4", "model.layers.#.mlp.down_proj", (4096, 12288), [(4096, 12288)], False),
         ("Qwen3-14B-MLX-4bit", "model.layers.#.mlp.down_proj", (5120, 17408), [(5120, 17408)], False),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from policyquant.errors import SourceError
-from policyquant.inventory.layers import StoredModel
+from policyquant.inventory.layers import StoredModel, own_name
 from policyquant.inventory.sources import open_source
+from policyquant.inventory.stored_formats import recognise
 from tests.inventory.files_on_disk import CHECKPOINTS, safetensors_bytes, write_index, write_model
 
 ONE = "model-00001-of-00002.safetensors"
@@ -18,14 +20,15 @@ Q, K = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_pro
 
 
 def findings(model: StoredModel) -> list[tuple[str, str, str]]:
-    return [(finding.code, finding.level, finding.message) for finding in model.findings]  # type: ignore[attr-defined]
+    return [(finding.code, finding.level, finding.message) for finding in model.findings]
 
 
 def tensor_names(model: StoredModel) -> set[str]:
-    from policyquant.inventory.stored_model import member_names
-
     return {
-        f"{name}.{tensor.suffix}" for stored in model.sets for name in member_names(stored) for tensor in stored.tensors
+        f"{name}.{tensor.suffix}"
+        for stored in model.sets
+        for name in own_name(stored.template).fill_all(stored.indices)
+        for tensor in stored.tensors
     }
 
 
@@ -137,7 +140,7 @@ def test_a_shard_must_be_a_plain_safetensors_file(tmp_path: Path, shard: str) ->
         ("[]", "no index"),
         ('{"weight_map": []}', "no index"),
         ('{"weight_map": {}}', "weight_map is empty"),
-        ('{"weight_map": {"a.weight": 3}}', "weight_map gives '3' for 'a.weight'"),
+        ('{"weight_map": {"a.weight": 3}}', "weight_map gives 3 for 'a.weight'"),
         ('{"weight_map": {"a.weight": ["x"]}}', "expected a shard's file name"),
         ('{"weight_map": {"a": "x.safetensors",\n "a": "y.safetensors"}}', "index.json:2:2: the key 'a' stands twice"),
         ('{"weight_map": {"a": "x.safetensors"},}', ":1:39: "),
@@ -197,6 +200,12 @@ def test_a_model_without_a_config_is_noted(tmp_path: Path) -> None:
     assert model.config == {}
 
 
+def test_a_file_of_weights_without_a_config_beside_it_is_named(tmp_path: Path) -> None:
+    path = write_model(tmp_path, {"a.weight": ("BF16", [4])}) / "model.safetensors"
+    (finding,) = open_source(path).findings
+    assert finding.message.startswith(f"{path}: no config.json beside it; ")
+
+
 def test_a_file_of_weights_is_read_with_the_config_beside_it(tmp_path: Path) -> None:
     directory = write_model(tmp_path / "tiny", {"a.weight": ("BF16", [4])}, {"model_type": "llama"})
     model = open_source(directory / "model.safetensors")
@@ -241,3 +250,34 @@ def test_sets_are_listed_as_the_index_lists_tensors(tmp_path: Path) -> None:
     write_index(tmp_path, {"a.weight": "model.safetensors", "z.weight": "model.safetensors"})
     assert [stored.template for stored in open_source(tmp_path).sets] == ["a", "z"]
     assert json.loads((tmp_path / "config.json").read_text()) == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"model_type": "llama"}, "fp8"),
+        ({"quantization_config": {}}, "fp8"),
+        ({"quantization_config": {"format": "int-quantized"}}, "int8"),
+    ],
+)
+def test_modelopts_file_is_asked_if_the_config_says_nothing(
+    tmp_path: Path, config: dict[str, object], method: str
+) -> None:
+    index = write_index(tmp_path, {"a.weight": ONE, "a.weight_scale": ONE})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    model = open_source(index)
+    (weight,) = recognise(model.sets[0], model.config).weights
+    assert weight.scheme is not None
+    assert weight.scheme.method == method
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may look everywhere")
+def test_a_directory_that_may_be_listed_but_not_entered_is_refused(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model", {"a.weight": ("BF16", [4])}, {})
+    directory.chmod(0o600)
+    try:
+        with pytest.raises(SourceError, match=r"config\.json: cannot be read: Permission denied"):
+            open_source(directory)
+    finally:
+        directory.chmod(0o700)

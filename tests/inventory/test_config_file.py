@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policyquant.errors import SourceError
-from policyquant.inventory.config_file import declared_quantization, parse_config
+from policyquant.inventory.config_file import declared_quantization, parse_config, parse_quantization_file
 from tests.inventory.files_on_disk import DATA, refusal
 
 CASES: dict[str, Any] = {
@@ -54,6 +54,36 @@ def test_two_levels_that_differ_are_reported_with_both_paths() -> None:
 )
 def test_quantization_is_found_wherever_it_is_declared(case: str, expected: dict[str, object]) -> None:
     assert declared_quantization(parse(case)[0]) == expected
+
+
+@pytest.mark.parametrize("key", ["text_config", "llm_config"])
+def test_the_text_model_of_several_modalities_may_declare_it(key: str) -> None:
+    assert declared_quantization({key: {"quantization_config": {"quant_method": "fp8"}}}) == {"quant_method": "fp8"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": null}}',
+        b'{"quant_algo": "FP8", "kv_cache_quant_algo": null}',
+    ],
+)
+def test_modelopts_file_says_it_at_either_level(text: bytes) -> None:
+    said = parse_quantization_file(text, "hf_quant_config.json")
+    assert said == {"quant_algo": "FP8", "kv_cache_quant_algo": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"[]", "hf_quant_config.json: expected a JSON object, found a list"),
+        (b'{"quantization": "FP8"}', "hf_quant_config.json: quantization: expected an object, found a string"),
+    ],
+)
+def test_what_is_no_file_of_modelopts_is_refused(text: bytes, message: str) -> None:
+    with pytest.raises(SourceError) as refused:
+        parse_quantization_file(text, "hf_quant_config.json")
+    assert str(refused.value) == message
 
 
 def test_infinity_and_nan_are_read() -> None:

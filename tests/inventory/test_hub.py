@@ -69,7 +69,7 @@ def test_weights_are_not_fetched(hub: Server) -> None:
 
 def test_all_requests_after_the_first_ask_for_its_commit(hub: Server) -> None:
     open_source(NAME)
-    assert [request.path.split("/")[4] for request in hub.requests] == ["main", COMMIT, COMMIT]
+    assert [request.path.split("/")[4] for request in hub.requests] == ["main", COMMIT, COMMIT, COMMIT]
 
 
 def sharded(hub: Server) -> None:
@@ -122,7 +122,7 @@ def test_a_redirect_to_another_host_keeps_the_range_and_drops_the_token(hub: Ser
 
         hub.before = to_storage
         assert templates(open_source(NAME, token="hf_secret")) == [("layers.#", 2)]
-        assert [request.token for request in hub.requests] == ["Bearer hf_secret"] * 3
+        assert [request.token for request in hub.requests] == ["Bearer hf_secret"] * 4
         ((sent_to_storage),) = storage.requests
         assert (sent_to_storage.token, sent_to_storage.range) == (None, "bytes=0-131071")
 
@@ -166,7 +166,7 @@ def test_a_redirect_to_what_is_no_web_address_is_refused(hub: Server, address: s
 
 def test_redirects_that_never_end_are_an_error(hub: Server) -> None:
     hub.before = lambda handler: redirect(handler, handler.path) is None
-    with pytest.raises(SourceError, match="the server answered 302"):
+    with pytest.raises(SourceError, match="more than 5 redirects, the last one to"):
         open_source(NAME)
 
 
@@ -343,6 +343,14 @@ def test_a_server_that_drips_is_given_up(hub: Server, monkeypatch: pytest.Monkey
     with pytest.raises(SourceError, match="no complete answer within 0 seconds"):
         open_source(NAME)
     assert len(hub.requests) == 1
+
+
+def test_a_host_that_is_not_found_is_named_with_what_else_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_requests, "_PAUSE", 0.01)
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")  # Reserved: no server will ever have this name.
+    monkeypatch.setenv("no_proxy", "*")
+    with pytest.raises(SourceError, match=r"no answer from hub\.invalid: .*a local path or a saved inventory; HF_ENDP"):
+        open_source(NAME)
 
 
 def test_nobody_listening_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

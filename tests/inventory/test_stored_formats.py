@@ -14,7 +14,6 @@ from policyquant.inventory.layers import StoredScheme, StoredSet, StoredTensor
 from policyquant.inventory.scale_layout import scale_layout
 from policyquant.inventory.sources import open_source
 from policyquant.inventory.stored_formats import StoredWeight, recognise
-from policyquant.inventory.stored_model import member_names
 from policyquant.inventory.tensor_list import from_tensors
 from tests.inventory.files_on_disk import MODELS
 
@@ -296,6 +295,14 @@ def test_an_expert_without_the_input_scale_that_the_others_have_is_reported() ->
     assert finding.layers == ("model.layers.0.mlp.experts.3.up_proj",)
 
 
+def test_experts_that_calibration_never_reached_are_named_as_a_range() -> None:
+    (finding,) = experts({0}, {}).findings
+    assert finding.layers == ("model.layers.0.mlp.experts.{1..3}.up_proj",)
+    assert finding.message == (
+        "no input_scale: model.layers.0.mlp.experts.{1..3}.up_proj; other model.layers.*.mlp.experts.*.up_proj have one"
+    )
+
+
 def test_without_a_word_of_static_inputs_it_is_a_warning() -> None:
     assert [finding.level for finding in experts({0}, {}).findings] == ["warning"]
 
@@ -312,6 +319,12 @@ LACKING: dict[str, Tensors] = {
     "packed": {"weight_packed": ("I32", (8, 4)), "weight_shape": ("I64", (2,))},
     "MLX": {"weight": ("U32", (8, 4))},
 }
+
+
+def test_weights_without_scales_are_named_as_a_range() -> None:
+    (finding,) = from_tensors([(f"layers.{i}.up.weight", (8, 4), "F8_E4M3") for i in (10, 2, 3)]).findings
+    assert finding.message == "FP8 tensor without scale: layers.{2..3,10}.up.weight"
+    assert finding.layers == ("layers.{2..3,10}.up",)
 
 
 @pytest.mark.parametrize("what", LACKING)
@@ -331,9 +344,10 @@ def test_a_declared_quantization_that_is_not_stored_is_a_warning() -> None:
     assert [(finding.code, finding.level) for finding in model.findings] == [("PQ436", "warning")]
 
 
-def test_members_of_a_set_are_named_in_order() -> None:
-    (stored,) = from_tensors([(f"layers.{i}.up.weight", (1,), "F32") for i in (10, 2)]).sets
-    assert member_names(stored) == ("layers.2.up", "layers.10.up")
+def test_a_policy_of_ours_says_what_shall_be_and_not_what_is_stored() -> None:
+    declared = {"quant_method": "policyquant", "layers": [{"match": "*", "method": "fp8"}]}
+    model = from_tensors([("m.weight", (8, 4), "BF16")], config={"quantization_config": declared})
+    assert model.findings == ()
 
 
 @given(st.integers(1, 400), st.integers(1, 400), st.sampled_from([16, 32, 64, 128]), st.sampled_from([32, 128]))

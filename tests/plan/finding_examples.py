@@ -127,7 +127,7 @@ EXAMPLES = [
     Example(
         "PQ112",
         "error",
-        "an expectation reaches no layer",
+        "an expectation says nothing of any layer",
         models.llama,
         {"layers": {"*.mlp": "fp8"}, "expect": {"layers": {"*.router": "none"}}},
         {"layers": {"*.mlp": "fp8"}, "expect": {"layers": {"*.router": {"method": "none", "optional": True}}}},
@@ -154,8 +154,16 @@ EXAMPLES = [
         "error",
         "a member of a group that the policy adds reaches no layer",
         models.llama,
-        {"layers": {"*.mlp": "fp8"}, "groups": [["*.o_proj", "*.out_proj"]]},
+        {"layers": {"*.mlp": "fp8"}, "groups": [["*.o_proj", "*.qkv_proj", "*.out_proj"]]},
         {"layers": {"*.mlp": "fp8"}, "groups": [["*.o_proj", "*.qkv_proj"]]},
+    ),
+    Example(
+        "PQ205",
+        "warning",
+        "a group that the policy adds joins no two layers, since their parents differ",
+        models.llama,
+        {"layers": {"*.mlp": "fp8"}, "groups": [["*.o_proj", "*.down_proj"]]},
+        {"layers": {"*.mlp": "fp8"}, "groups": [["*.up_proj", "*.down_proj"]]},
     ),
     Example(
         "PQ201",

@@ -168,3 +168,26 @@ def test_of_a_preset_it_is_a_note() -> None:
 def test_a_preset_that_reaches_nothing_is_a_note_too_and_the_policy_quantizes_nothing() -> None:
     resolved = plan(llama(), extends="fp8-experts")
     assert codes(resolved) == ["PQ204", "PQ301"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        # What a rule says beside its method is not dropped in silence.
+        ({"match": "*.self_attn.q_proj", "method": "fp8", "kv_cache": "fp8"}, "PQ104"),
+        ({"match": "*.self_attn", "method": "fp8", "kv_cache": "fp8"}, None),
+        ({"match": "*.self_attn", "kind": "attention", "method": "fp8", "kv_cache": "fp8"}, "PQ103"),
+    ],
+)
+def test_each_thing_that_a_rule_says_applies_somewhere(rule: dict[str, object], code: str | None) -> None:
+    found = codes(plan(llama(), [{"match": "*.qkv_proj", "method": "fp8"}, rule]), "error")
+    assert found == ([code] if code else [])
+
+
+@pytest.mark.parametrize("method", ["int8_weight_only", "fp8_weight_only", "dequantize"])
+def test_a_layer_without_a_weight_matrix_is_passed_over(method: str) -> None:
+    # ViT's embeddings own the class token and the position table, both bare parameters.
+    vit = inventory("vit-base-patch16-224")
+    resolved = plan(vit, {"*": method}, protect=[])
+    assert resolved["vit.embeddings"].method == "none"
+    assert codes(plan(vit, [{"kind": "embedding", "method": method}]), "error") == ["PQ103"]

@@ -88,6 +88,31 @@ def test_reaching_nothing_fails_unless_optional(expected: dict[str, Any], error:
     assert codes(resolved, "error") == (["PQ112"] if error else [])
 
 
+@pytest.mark.parametrize(
+    ("expected", "error"),
+    [
+        # Nor does an assertion assert anything that no layer it reaches could break.
+        ({"*layernorm": "fp8"}, True),
+        ({"*.embed_tokens": "fp8"}, True),
+        ({"*.mlp": {"kv_cache": "fp8"}}, True),
+        ({"*layernorm": {"method": "fp8", "optional": True}}, False),
+        ({"*.mlp": "fp8"}, False),
+        ({"*layernorm": "none"}, False),
+    ],
+)
+def test_reaching_nothing_that_could_be_so_fails_too(expected: dict[str, Any], error: bool) -> None:
+    resolved = plan(llama(), FP8_MLP, expect={"layers": expected})
+    assert codes(resolved, "error") == (["PQ112"] if error else [])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "holds"), [("model", True), ("*", True), ("*.embed_tokens", False), ("embedding", False)]
+)
+def test_fields_of_a_weight_are_expected_of_an_embedding_only_if_it_is_named(pattern: str, holds: bool) -> None:
+    resolved = plan(llama(), {"*": "fp8", "lm_head": "fp8"}, expect={"layers": {pattern: {"weight": {"dtype": "fp8"}}}})
+    assert codes(resolved, "error") == ([] if holds else ["PQ111"])
+
+
 def test_optional_excuses_nothing_else() -> None:
     resolved = plan(llama(), FP8_MLP, expect={"layers": {"*.mlp": {"method": "none", "optional": True}}})
     assert "PQ111" in codes(resolved, "error")
@@ -99,6 +124,14 @@ def test_the_error_says_what_was_expected_what_it_is_and_who_decided() -> None:
     for text in ("expected fp8", "'*.mlp'", "int8", "'*.down_proj'"):
         assert text in error.message
     assert error.layers == ("model.layers.{0..1}.mlp.down_proj",)
+
+
+def test_the_error_shows_what_differs_as_a_policy_spells_it() -> None:
+    expect = {"layers": {"*.mlp": {"weight": {"block": [128, 128]}}, "*.self_attn": {"kv_cache": "none"}}}
+    resolved = plan(llama(), {"*.mlp": "fp8", "*.self_attn": {"kv_cache": "fp8"}}, expect=expect)
+    weight, cache = findings(resolved, "PQ111")
+    assert "expected weight: {block: [128, 128], granularity: block} for '*.mlp', but it is fp8 (weight" in weight
+    assert "expected kv_cache: none for '*.self_attn', but it is none with KV cache float8_e4m3fn per tensor" in cache
 
 
 def test_of_a_layer_that_protection_kept_it_says_so() -> None:

@@ -31,6 +31,19 @@ def outcomes(explanation: Explanation) -> list[tuple[str, str]]:
             DOWN,
             [("default", "decides"), ("*.up_proj", "does not reach")],
         ),
+        # It may set only something besides,
+        (
+            {"default": {"method": "int8", "output": "fp32"}, "layers": {"*.mlp": "fp8"}},
+            DOWN,
+            [("default", "sets"), ("*.mlp", "decides")],
+        ),
+        (
+            {"default": {"method": "int8", "output": "fp32"}, "layers": {"*": "none"}},
+            DOWN,
+            [("default", "overruled"), ("*", "decides")],
+        ),
+        # or decide by that alone.
+        ({"default": {"kv_cache": "fp8"}}, "model.layers.0.self_attn", [("default", "decides")]),
         # Refinements, outputs and caches set something besides.
         (
             {"layers": {"*.mlp": "fp8_block", "*.down_proj": {"input": {"group": 64}}, DOWN: {"output": "fp16"}}},

@@ -92,8 +92,8 @@ def test_the_error_names_both_rules_and_the_layers(layers: dict[str, object], na
     (error,) = [finding for finding in plan(llama(), layers).findings if finding.code == "PQ105"]
     assert error.level == "error"
     assert all(text in error.message for text in named)
-    assert len(error.layers) == 2
-    assert all(name.startswith("model.layers.{0..1}.self_attn.") for name in error.layers)
+    assert sorted(error.layers) == [f"model.layers.{{0..1}}.self_attn.{part}_proj" for part in "kqv"]
+    assert "decide '*.qkv_proj'" in error.message
 
 
 def test_with_a_default_the_error_names_the_default() -> None:

@@ -71,6 +71,12 @@ def test_the_last_rule_that_reaches_a_layer_wins(layers: object, method: str) ->
         ({"default": "int8", "layers": {"*.down_proj": "none"}}, DOWN, "none", "rule"),
         # A rule that says the same as the default is a decision all the same.
         ({"default": "int8", "layers": {"*.down_proj": "int8"}}, DOWN, "int8", "rule"),
+        # A default without a method decides what it sets,
+        ({"default": {"kv_cache": "fp8"}}, ATTENTION, "none", "default"),
+        ({"default": {"output": "fp32"}}, NORM, "none", "default"),
+        # and nothing else.
+        ({"default": {"kv_cache": "fp8"}}, NORM, "none", "nothing"),
+        ({"default": {"kv_cache": "fp8"}, "layers": {"*.self_attn": {"kv_cache": "none"}}}, ATTENTION, "none", "rule"),
         # The default passes over what its method does not take, as any broad rule does.
         ({"default": "int8"}, NORM, "none", "nothing"),
     ],

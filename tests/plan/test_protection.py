@@ -62,6 +62,19 @@ def test_what_names_a_layer(pattern: str, layer: str, names: bool) -> None:
     assert decided.decided_by == ("rule" if names else "protection")
 
 
+@pytest.mark.parametrize("pattern", ["mtp.0.head", "mtp.{-1}.head", "mtp.{0..3}.head"])
+def test_the_only_prediction_layer_is_the_last_one(pattern: str) -> None:
+    model = Inventory.from_tensors(
+        [
+            ("model.layers.0.mlp.down_proj.weight", (256, 512), "BF16"),
+            ("mtp.fc.weight", (256, 512), "BF16"),
+            ("mtp.lm_head.weight", (1024, 256), "BF16"),
+        ],
+        config={"model_type": "of no family"},
+    )
+    assert plan(model, {pattern: "fp8"})["mtp.lm_head"].method == "fp8"
+
+
 @pytest.mark.parametrize("layer", [HEAD, EMBEDDING, ROUTER])
 def test_a_rule_by_kind_names_the_layers_of_that_kind(layer: str) -> None:
     rules = [{"kind": ["head", "embedding", "router"], "method": "fp8_weight_only"}]
@@ -157,6 +170,24 @@ def test_any_kind_can_be_protected() -> None:
     resolved = plan(llama(), {"*": "fp8", "*.down_proj": "int8"}, protect=["head", "embedding", "router", "linear"])
     assert {layer.method for layer in resolved.layers() if layer.name.endswith("up_proj")} == {"none"}
     assert resolved["model.layers.0.mlp.down_proj"].method == "int8"
+
+
+@pytest.mark.parametrize(
+    ("layers", "cached"),
+    [
+        # A broad rule does not quantize the cache of a protected attention,
+        ({"*": {"kv_cache": "fp8"}}, False),
+        ({"model.layers": {"kv_cache": "fp8"}}, False),
+        # one that names it does,
+        ({"*.self_attn": {"kv_cache": "fp8"}}, True),
+        ([{"kind": "attention", "kv_cache": "fp8"}], True),
+        # and taking it back lowers nothing.
+        ({"*.self_attn": {"kv_cache": "fp8"}, "*": {"kv_cache": "none"}}, False),
+    ],
+)
+def test_a_protected_attention_keeps_its_cache(layers: object, cached: bool) -> None:
+    resolved = plan(llama(), layers, protect=["attention"])
+    assert (resolved["model.layers.0.self_attn"].kv_cache is not None) == cached
 
 
 def test_protection_stays_whatever_rules_a_user_adds() -> None:

@@ -98,8 +98,15 @@ def test_a_rule_of_an_extended_file_is_ones_own(tmp_path: Path) -> None:
         ("model.layer.0.mlp", "did you mean 'model.layers.0.mlp'?"),
         ("model.layers.{0..1}.self_atn.q_proj", "did you mean 'model.layers.{0..1}.self_attn.q_proj'?"),
         ("lm_haed", "did you mean 'lm_head'?"),
-        ("*.LM_HEAD", ""),
-        ("layers.1.mlp.down_proj", "model.layers.1.mlp.down_proj"),
+        ("*.LM_HEAD", "did you mean '*.lm_head'?"),
+        ("layers.1.mlp.down_proj", "did you mean '*.layers.1.mlp.down_proj'?"),
+        ("q_proj", "did you mean '*.q_proj'?"),
+        ("re:q_proj", "did you mean 're:.*q_proj'?"),
+        ("*.q_proj,*.k_proj", "{a,b}"),
+        ("*.layers.{0-1}.mlp", "{0..1}"),
+        ("model.layers.0:1", "{0..1}"),
+        ("model.layers.{2..7}", "the indices in model.layers are 0 to 1"),
+        ("model.layers.9.mlp", "the indices in model.layers are 0 to 1"),
         (r"re:model\.layers\.1\.mlp\.down_prj", "model.layers.1.mlp.down_proj"),
         ("completely.different", ""),
     ],
@@ -167,7 +174,7 @@ def test_an_overruled_rule_names_those_that_beat_it() -> None:
     ]
     (warning,) = [finding for finding in plan(llama(), rules).findings if finding.code == "PQ201"]
     assert warning.layers
-    assert "later rules overrule it everywhere" in warning.message
+    assert "it is overruled everywhere" in warning.message
 
 
 # --- the policy as a whole -------------------------------------------------------------------------------------------
@@ -182,7 +189,7 @@ def test_an_overruled_rule_names_those_that_beat_it() -> None:
         ({"layers": {"*.act_fn": {"output": "fp16"}}}, True),
         ({"layers": {"*": "fp8"}}, False),
         ({"layers": {"*": {"kv_cache": "fp8"}}}, False),
-        ({"layers": {"*.mlp": "dequantize"}}, False),
+        ({"layers": {"*.mlp": "dequantize"}}, True),
         ({"default": "int8"}, False),
     ],
 )

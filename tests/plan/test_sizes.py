@@ -96,6 +96,7 @@ def test_totals_add_up() -> None:
     assert resolved.total.layers == len(resolved) == len(layers)
     assert resolved.total.bytes_before == sum(layer.bytes_before or 0 for layer in layers)
     assert resolved.total.bytes_after == sum(layer.bytes_after or 0 for layer in layers)
+    assert resolved.total.parameters == sum(layer.parameters or 0 for layer in layers)
     assert resolved.total.parameters == (resolved.total.bytes_before or 0) // 2
 
 

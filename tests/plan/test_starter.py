@@ -96,7 +96,7 @@ layers:
 
 # Assertions: `policyquant check` fails if they do not hold, and no work starts.
 # expect:
-#   bits_per_weight: "<= 8.1"
+#   bits_per_weight: "<= 8.1"  # of the rules as they stand above
 """
         in text
     )

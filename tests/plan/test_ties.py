@@ -164,3 +164,35 @@ def test_layers_that_only_look_alike_are_not_tied(model: Inventory) -> None:
     resolved = plan(model, {"lm_head": "none", "*.embed_tokens": "int8_weight_only"})
     assert codes(resolved, "error") == []
     assert resolved[EMBEDDING].method == "int8_weight_only"
+
+
+@pytest.mark.parametrize(
+    ("layers", "protect", "code"),
+    [
+        # Two broad decisions that differ are two decisions.
+        ({"*": "int8_weight_only", "model": "fp8_weight_only"}, [], "PQ108"),
+        # A broad `none` wins; so does protection, for what it keeps would be quantized with the rest.
+        ({"*": "int8_weight_only", "model": "none"}, [], None),
+        ({"*": "fp8"}, ["embedding"], None),
+        # A name that nothing decides is no `none`: the method must take it.
+        ({"*": "fp8"}, [], "PQ109"),
+        ({"*": "fp8_weight_only"}, [], None),
+    ],
+)
+def test_broad_decisions_about_one_storage(layers: dict[str, str], protect: list[str], code: str | None) -> None:
+    assert codes(plan(tied_llama(), layers, protect=protect), "error") == ([code] if code else [])
+
+
+def test_a_tie_to_what_nothing_decided_says_so() -> None:
+    resolved = plan(tied_llama(), {"*": "fp8"}, protect=["embedding"], expect={"layers": {"lm_head": "fp8"}})
+    (error,) = findings(resolved, "PQ111")
+    assert "shares its storage with a layer that is left as it is" in error
+
+
+def test_layers_stored_apart_count_their_own_parameters() -> None:
+    resolved = plan(tied_llama(), {"*": "none"}, untie=True)
+    total = resolved.total
+    assert total.bytes_before is not None
+    assert total.bytes_after is not None
+    assert total.bytes_after > total.bytes_before
+    assert total.bits_after == total.bits_before

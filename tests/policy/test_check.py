@@ -252,10 +252,34 @@ def test_a_problem_of_a_pattern_is_located_inside_of_it_where_the_text_is_verbat
             "<dict>.layers.a.weight.group: expected text, a number, a list",
         ),
         ({"version": 10**5000}, "<dict>.version: a number of more than 400 digits"),
+        ({"layers": {"a.\ud800": "fp8"}}, r"<dict>.layers: the key 'a.\ud800' holds half of a character"),
+        ({"layers": [{"match": "re:\udfff", "method": "fp8"}]}, r".match: the text 're:\udfff' holds half of a"),
     ],
 )
 def test_python_data_that_is_no_policy(value: Any, says: str) -> None:
     (problem,) = problems(value)
+    assert says in problem
+
+
+@pytest.mark.parametrize("key", ["ignore", "exclude", "modules_to_not_convert", "ignored_layers"])
+def test_keys_that_leave_layers_out_elsewhere_point_to_a_rule(key: str) -> None:
+    advice = 'leave layers out with a later rule in `layers`: `"lm_head": none`'
+    (problem,) = problems({"layers": {"*": "fp8"}, key: ["lm_head", "*.gate"]})
+    assert f"unknown key of a policy '{key}'; {advice}" in problem
+    (problem,) = problems({"layers": [{"match": "*", "method": "fp8", key: "lm_head"}]})
+    assert f"unknown key of a rule '{key}'; {advice}" in problem
+
+
+@pytest.mark.parametrize(
+    ("item", "says"),
+    [
+        ({"*.mlp": "fp8"}, 'write {match: "*.mlp", method: fp8}'),
+        ({"mlp": "fp8"}, 'write {match: "mlp", method: fp8}'),
+        ({"*.mlp": {"output": "fp8"}}, 'write {match: "*.mlp", method: …}'),
+    ],
+)
+def test_a_pattern_with_a_scheme_in_a_list_is_told_how_a_list_says_it(item: dict[str, Any], says: str) -> None:
+    (problem,) = problems({"layers": [item]})
     assert says in problem
 
 

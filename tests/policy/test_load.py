@@ -184,3 +184,8 @@ def test_a_policy_inside_a_config_may_extend_a_preset(tmp_path: Path) -> None:
 def test_expectations_inside_a_config_may_be_a_mapping_since_their_order_decides_nothing(tmp_path: Path) -> None:
     value = {"quantization_config": {"quant_method": "policyquant", "expect": {"layers": {"head": "none"}}}}
     assert len(load_policy(config(tmp_path, value)).expected_layers) == 1
+
+
+def test_a_policy_shows_in_one_line_what_it_is() -> None:
+    policy = load_policy("fp8-dynamic")
+    assert repr(policy) == f"<Policy fp8-dynamic: 1 rule, sha256 {policy.sha256[:12]}>"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from policyquant.errors import PolicyQuantError
-from policyquant.policy.load import PROTECTED, load_policy
+from policyquant.policy.load import load_policy
+from policyquant.policy.policy import PROTECTED
 from policyquant.policy.presets import preset_comment, preset_names, preset_text
 
 SAYS = {

@@ -47,6 +47,10 @@ from policyquant.policy.regex_automaton import automaton_of
         # A brace that counts nothing is a character.
         ("a{,2}", "a{,2}", True),
         ("a{b}", "a{b}", True),
+        ("a{01}", "a{01}", True),
+        ("a{1,02}", "aa", False),
+        ("a{1,02}", "a{1,02}", True),
+        ("a{0}", "", True),
         # Groups and alternatives.
         ("(?:q|k|v)_proj", "k_proj", True),
         ("(q|k|)_proj", "_proj", True),
@@ -66,6 +70,8 @@ def test_what_an_expression_matches(expression: str, name: str, matches: bool) -
         r"\bq_proj",  # a place between characters, not a character
         r"\Amodel\z",
         "(^a|b)c",
+        "^{2}a",
+        "^?a",
         "a(b$|c)",
         "(?i)GATE",  # flags
         "(?P<part>q|k)",
@@ -102,38 +108,24 @@ def test_whether_indices_can_be_told_apart_from_here(expression: str, read: str,
 
 ATOMS = st.sampled_from(
     [
-        "a",
-        "b",
-        "1",
-        "0",
-        r"\.",
-        ".",
-        "[ab]",
-        "[^a]",
-        "[0-9]",
-        "[a-c_-]",
-        r"\d",
-        r"\w",
-        r"\S",
-        "[]a]",
-        "{",
-        "}",
-        "-",
-        "é",
+        *["a", "b", "1", "0", "-", "é", "{", "}", ".", r"\.", "()", "(|a)"],
+        *["[ab]", "[^a]", "[0-9]", "[a-c_-]", "[]a]", r"[\w-]", r"[^\d.]", r"\d", r"\w", r"\S"],
     ]
 )
+COUNTS = ["*", "+", "?", "*?", "{2}", "{0}", "{1,3}", "{2,}", "{,2}", "{01}", "{1,02}", "{a}"]
 EXPRESSIONS = st.recursive(
     ATOMS,
     lambda inner: st.one_of(
         st.builds("{}{}".format, inner, inner),
         st.builds("({}|{})".format, inner, inner),
-        st.builds("(?:{}){}".format, inner, st.sampled_from(["*", "+", "?", "*?", "{2}", "{0}", "{1,3}", "{2,}"])),
+        st.builds("(?:{}){}".format, inner, st.sampled_from(COUNTS)),
     ),
     max_leaves=8,
 )
+ANCHORED = st.builds("{}{}{}".format, st.sampled_from(["", "^"]), EXPRESSIONS, st.sampled_from(["", "$"]))
 
 
-@given(EXPRESSIONS, st.lists(st.text("ab10.x_-{}\né]", max_size=6), min_size=1, max_size=10))
+@given(ANCHORED, st.lists(st.text("ab10.x_-{},\né]", max_size=6), min_size=1, max_size=10))
 def test_it_agrees_with_re2(expression: str, names: list[str]) -> None:
     automaton = automaton_of(expression)
     assert automaton is not None

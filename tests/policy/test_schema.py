@@ -143,6 +143,22 @@ def test_what_the_schema_finds_is_said_in_people_s_words(bad: Bad) -> None:
 
 
 @pytest.mark.parametrize(
+    ("policy", "path"),
+    [
+        ({"layers": {"*.a": "fp88"}}, ["layers", "*.a"]),
+        ({"layers": {"*.a": {"method": "fp88"}}}, ["layers", "*.a", "method"]),
+        ({"layers": [{"match": "*.a", "method": "fp88"}]}, ["layers", 0, "method"]),
+        ({"default": "fp88"}, ["default"]),
+        ({"expect": {"layers": {"*.a": "fp88"}}}, ["expect", "layers", "*.a"]),
+    ],
+    ids=str,
+)
+def test_an_editor_underlines_the_wrong_word_and_not_all_that_is_around_it(policy: Any, path: list[str | int]) -> None:
+    (error,) = Draft202012Validator(SCHEMA).iter_errors(policy)
+    assert list(error.absolute_path) == path
+
+
+@pytest.mark.parametrize(
     ("policy", "message"),
     [
         ({"layer": {}}, "unknown key 'layer'; did you mean 'layers'?"),

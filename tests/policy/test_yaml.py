@@ -135,6 +135,12 @@ def test_what_is_refused(parser: str, text: str, line: int, column: int, says: s
     assert not message.startswith("not YAML")
 
 
+def test_half_of_a_character_is_refused_by_one_parser_or_by_us(parser: str) -> None:
+    line, _, message = place_and_message('a: "\\ud800"\n')
+    assert line == 1
+    assert "no character" in message or "half of a character" in message
+
+
 def test_flow_collections_nested_deep(parser: str) -> None:
     assert "nest more than 100 levels deep" in place_and_message("[" * 100_000)[2]
 

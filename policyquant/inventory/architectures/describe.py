@@ -9,6 +9,7 @@ from typing import Final
 from policyquant.findings import Finding
 from policyquant.inventory.architectures import find_family
 from policyquant.inventory.architectures.family import Entry, Family
+from policyquant.inventory.architectures.groups import without_lone_groups
 from policyquant.inventory.architectures.members import Member, leading, place_members
 from policyquant.inventory.architectures.naming import Namer
 from policyquant.inventory.architectures.parts import build_layer
@@ -67,6 +68,7 @@ def describe(model: StoredModel, *, use_family: bool = True) -> Description:
         others, _ = place_members(unknown, inferred, model.config, as_module=as_module)
         members += others
         findings += notes
+    # A set may have been divided since; its parts still have the same tensors.
     order = {id(each.tensors): at for at, each in enumerate(stored)}
     members.sort(key=lambda member: (order.get(id(member.stored.tensors), 0), member.indices[0]))
 
@@ -81,13 +83,16 @@ def describe(model: StoredModel, *, use_family: bool = True) -> Description:
         sets.append(build_layer(member, namer, owner, model.config))
         owners.append(member.entry)
     added = [found for each in families for found in _implied(each, members, present)]
+    added += [found for each in families for found in _listed(each, members, present, added)]
     for count, (before, layer, entry) in enumerate(sorted(added, key=lambda found: found[0])):
         sets.insert(before + count, layer)
         owners.insert(before + count, entry)
     result, tie_findings = with_ties(sets, owners, families, model)
     findings += tie_findings
     return Description(
-        tuple(_with_readers(result, families, model.config)), family.name if family else None, tuple(findings)
+        tuple(_with_readers(without_lone_groups(result), families, model.config)),
+        family.name if family else None,
+        tuple(findings),
     )
 
 
@@ -99,27 +104,73 @@ def _implied(
     family: Family, members: Sequence[Member], present: Collection[str]
 ) -> Iterator[tuple[int, LayerSet, Entry]]:
     """Layers that own no tensor, each with the position of the stored layer before which it is listed."""
+    stored: dict[str, set[Indices]] = {}
+    by_canonical: dict[str, list[tuple[int, Member]]] = {}
+    for at, member in enumerate(members):
+        stored.setdefault(member.entry.checkpoint, set()).update(member.indices)
+        by_canonical.setdefault(member.entry.canonical, []).append((at, member))
     for canonical, entries in family.spellings.by_canonical.items():
         where = place(canonical)
-        sources = {where.prefix + relative for relative in IMPLIED_BY.get(where.relative, ())}
-        if not sources:
-            continue
-        for entry in entries:
+        names = [where.prefix + relative for relative in IMPLIED_BY.get(where.relative, ())]
+        sources = sorted((found for name in names for found in by_canonical.get(name, ())), key=lambda found: found[0])
+        # Of entries in the same module list, all have the same sources.
+        known: dict[tuple[str, str, bool], list[tuple[int, Member]]] = {}
+        heads: dict[tuple[tuple[str, str, bool], int], Mapping[int, Collection[Indices]]] = {}
+        for entry in entries if sources else ():
             for prediction in (False, True):
-                found = [
-                    (at, member)
-                    for at, member in enumerate(members)
-                    if member.prediction is prediction
-                    and member.entry.canonical in sources
-                    and _same_list(member.entry.checkpoint, entry.checkpoint)
-                ]
+                key = (entry.checkpoint.partition(INDEX)[0], entry.checkpoint.rpartition(".")[0], prediction)
+                if INDEX in entry.checkpoint:
+                    key = (key[0], "", prediction)
+                if key not in known:
+                    known[key] = [
+                        (at, member)
+                        for at, member in sources
+                        if member.prediction is prediction and _same_list(member.entry.checkpoint, entry.checkpoint)
+                    ]
+                found = known[key]
                 if not found:
                     continue
-                stored = {indices for m in members if m.entry.checkpoint == entry.checkpoint for indices in m.indices}
-                indices = sorted(_indices(entry, [member for _, member in found]) - stored)
+                length = entry.checkpoint.count(INDEX)
+                if (key, length) not in heads:
+                    heads[key, length] = _heads([member for _, member in found], length)
+                own = stored.get(entry.checkpoint, ())
+                here = {each for each in _indices(entry, heads[key, length]) if each not in own and entry.fits(each)}
+                if entry.checkpoint in family.listed:
+                    here.intersection_update(family.listed[entry.checkpoint])
+                indices = sorted(here)
                 if indices:
                     first = found[0][1]
                     yield found[0][0], _without_tensors(entry, tuple(indices), first, family, present), entry
+
+
+def _listed(
+    family: Family, members: Sequence[Member], present: Collection[str], added: Iterable[tuple[int, LayerSet, Entry]]
+) -> Iterator[tuple[int, LayerSet, Entry]]:
+    """The same for those that the source itself lists and whose neighbours do not show that they are there."""
+    known: dict[str, set[Indices]] = {}
+    for name, indices in (
+        *((entry.checkpoint, layer.indices) for _, layer, entry in added),
+        *((member.entry.checkpoint, member.indices) for member in members),
+    ):
+        known.setdefault(name, set()).update(indices)
+    first: dict[str, int] = {"": 0}
+    for at, member in enumerate(members):
+        for name in _parents(member.entry.checkpoint):
+            first.setdefault(name, at)
+    for template, listed in family.listed.items():
+        entry = next(iter(family.spellings.by_checkpoint.get(template, ())), None)
+        indices = tuple(each for each in listed if each not in known.get(template, ()))
+        if entry is None or not indices or not members:
+            continue
+        at = next(first[name] for name in _parents(template) if name in first)
+        yield at, _without_tensors(entry, indices, members[at], family, present), entry
+
+
+def _parents(name: str) -> Iterator[str]:
+    """The modules around a layer, the nearest first; the last is the model itself."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 def _same_list(first: str, second: str) -> bool:
@@ -129,18 +180,24 @@ def _same_list(first: str, second: str) -> bool:
     return first.rpartition(".")[0] == second.rpartition(".")[0]
 
 
-def _indices(entry: Entry, sources: Iterable[Member]) -> set[Indices]:
-    length = entry.checkpoint.count(INDEX)
-    result: set[Indices] = set()
+def _heads(sources: Iterable[Member], length: int) -> Mapping[int, Collection[Indices]]:
+    """The distinct first `length` indices of some layers, by the first of them."""
+    result: dict[int, set[Indices]] = {}
     for member in sources:
-        if member.entry.checkpoint.count(INDEX) < length:
-            continue
-        for head in leading(member.indices, length):
+        if member.entry.checkpoint.count(INDEX) >= length:
+            for head in leading(member.indices, length):
+                result.setdefault(head[0] if head else 0, set()).add(head)
+    return result
+
+
+def _indices(entry: Entry, heads: Mapping[int, Collection[Indices]]) -> Iterator[Indices]:
+    """Those that an entry without tensors has; some may come twice."""
+    for block in heads if entry.blocks is None else entry.blocks & heads.keys():
+        for head in heads[block]:
             values = list(head)
             for position, value in entry.fixed:
                 values[position] = value
-            result.add(tuple(values))
-    return result
+            yield tuple(values)
 
 
 def _without_tensors(

@@ -26,6 +26,15 @@ class Tie(NamedTuple):
     """The tied layer exists only in models that store something under this name."""
 
 
+class Row(NamedTuple):
+    """A layer that some blocks have under a name which means something else in the others."""
+
+    checkpoint: str
+    canonical: str
+    blocks: frozenset[int]
+    """First indices of its members."""
+
+
 @dataclass(frozen=True)
 class Family:
     """Facts about one family, as data."""
@@ -34,6 +43,11 @@ class Family:
     layers: Mapping[str, str]
     """Checkpoint template → canonical template. Layers that own no tensor are listed too; they are added where
     `vocabulary.IMPLIED_BY` says that they exist. A number in a template stands for that index alone."""
+    rows: tuple[Row, ...] = ()
+    """More layers, looked for before those in `layers`: hybrids give one name to softmax attention in some blocks and
+    to something else in others."""
+    listed: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    """Checkpoint template of layers that own no tensor → their indices, where the source lists all modules."""
     modules: tuple[tuple[str, str], ...] = ()
     """Replacements that turn a checkpoint template into the module name of transformers v5, each applied once, in
     order. One that begins with a dot is looked for inside the name, any other at its beginning; both end where a
@@ -81,12 +95,16 @@ class Entry:
     """Of a routed expert's projection: the name of the module that holds all experts."""
     fixed: tuple[tuple[int, int], ...] = ()
     """(position, value) of indices that this entry is for; all others are free."""
+    blocks: frozenset[int] | None = None
+    """First indices that this entry is for; None: all."""
     experts: Mapping[str, str] | None = None
     """Of a module that holds all experts of a block: last part of each projection's place → its checkpoint template,
     which has one more index."""
 
     def fits(self, indices: tuple[int, ...]) -> bool:
         """Whether the layer with these indices is this one."""
+        if self.blocks is not None and (not indices or indices[0] not in self.blocks):
+            return False
         return all(indices[position] == value for position, value in self.fixed)
 
 
@@ -98,7 +116,9 @@ class Spellings:
         self.by_module: dict[str, list[Entry]] = {}
         self.by_canonical: dict[str, list[Entry]] = {}
         experts: dict[str, tuple[str, dict[str, str]]] = {}
-        for checkpoint, canonical in _with_and_without(family.base, family.layers.items()):
+        everywhere = _with_and_without(family.base, family.layers.items())
+        rows = [*family.rows, *((checkpoint, canonical, None) for checkpoint, canonical in everywhere)]
+        for checkpoint, canonical, blocks in rows:
             module = family.module_name(checkpoint)
             container = experts_module(checkpoint)
             if container:
@@ -106,7 +126,7 @@ class Spellings:
                 prefix = place(canonical).prefix
                 projections = experts.setdefault(container, (f"{prefix}moe.experts", {}))[1]
                 projections[canonical.rpartition(".")[2]] = checkpoint
-            self._add(checkpoint, canonical, module, listed_as_module=not container)
+            self._add(checkpoint, canonical, module, blocks=blocks, listed_as_module=not container)
         for container, (canonical, projections) in experts.items():
             if container not in self.by_checkpoint:
                 self._add(container, canonical, family.module_name(container), projections)
@@ -118,11 +138,12 @@ class Spellings:
         module: str,
         experts: Mapping[str, str] | None = None,
         *,
+        blocks: frozenset[int] | None = None,
         listed_as_module: bool = True,
     ) -> None:
         template, fixed = without_numbers(checkpoint)
         module_template, _ = without_numbers(module)
-        entry = Entry(template, canonical, module_template, fixed, experts)
+        entry = Entry(template, canonical, module_template, fixed, blocks, experts)
         self.by_checkpoint.setdefault(template, []).append(entry)
         if listed_as_module:
             self.by_module.setdefault(module_template, []).append(entry)

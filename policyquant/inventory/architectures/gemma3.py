@@ -26,6 +26,16 @@ SIGLIP_BLOCK = {
     "mlp.fc2": "mlp.down_proj",
 }
 
+
+def _siglip(prefix: str) -> dict[str, str]:
+    return {
+        f"{prefix}.embeddings.patch_embedding": "vision.patch_embedding",
+        f"{prefix}.embeddings.position_embedding": "vision.position_embedding",
+        **under(f"{prefix}.encoder.layers.#", "vision.#", SIGLIP_BLOCK),
+        f"{prefix}.post_layernorm": "vision.final_norm",
+    }
+
+
 FAMILY = Family(
     name="gemma3",
     layers={
@@ -34,10 +44,9 @@ FAMILY = Family(
         "language_model.model.norm": "final_norm",
         "lm_head": "head",
         "language_model.lm_head": "head",
-        "vision_tower.vision_model.embeddings.patch_embedding": "vision.patch_embedding",
-        "vision_tower.vision_model.embeddings.position_embedding": "vision.position_embedding",
-        **under("vision_tower.vision_model.encoder.layers.#", "vision.#", SIGLIP_BLOCK),
-        "vision_tower.vision_model.post_layernorm": "vision.final_norm",
+        **_siglip("vision_tower.vision_model"),
+        # As transformers v5 writes it.
+        **_siglip("vision_tower"),
         "multi_modal_projector": "projector",
         "multi_modal_projector.mm_soft_emb_norm": "projector.norm",
         # Gemma3ForCausalLM: text alone.
@@ -49,6 +58,7 @@ FAMILY = Family(
         ("language_model.model", "model.language_model"),
         ("language_model.lm_head", "lm_head"),
         ("vision_tower.vision_model", "model.vision_tower"),
+        ("vision_tower", "model.vision_tower"),
         ("multi_modal_projector", "model.multi_modal_projector"),
     ),
     weights={"multi_modal_projector": "mm_input_projection_weight"},

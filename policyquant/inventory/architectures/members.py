@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from policyquant.inventory.architectures.family import Entry, Family
+from policyquant.inventory.config_file import levels
 from policyquant.inventory.layers import INDEX, Indices, StoredSet
 
 _DECODER = f"decoder.{INDEX}."
@@ -35,7 +36,7 @@ def place_members(
     unknown: list[StoredSet] = []
     for stored in sets:
         entries = family.spellings.find(stored.template, as_module=as_module)
-        if len(entries) == 1 and not entries[0].fixed:
+        if len(entries) == 1 and not entries[0].fixed and entries[0].blocks is None:
             members.append(Member(stored, stored.indices, entries[0], entries[0].canonical))
             continue
         rest: Sequence[Indices] = stored.indices
@@ -81,11 +82,10 @@ def _block_list(entry: Entry) -> str:
 
 
 def _count(config: Mapping[str, object], key: str) -> int:
-    for holder in (config, config.get("text_config")):
-        if isinstance(holder, Mapping):
-            value = holder.get(key)
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
+    for level in levels(config):
+        value = level.get(key)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
     return 0
 
 

@@ -144,8 +144,10 @@ class Namer:
 
 
 def _beside(name: str, relative: str) -> str:
-    """`relative`'s last part as a sibling of `name`."""
-    return name[: name.rfind(".") + 1] + relative.rpartition(".")[2]
+    """`relative`'s last part as a sibling of `name`; inside the same wrapper if `name` is inside one."""
+    wrapper = ".base_layer" if name.endswith(".base_layer") else ""
+    name = name.removesuffix(wrapper)
+    return name[: name.rfind(".") + 1] + relative.rpartition(".")[2] + wrapper
 
 
 def _forms(*names: tuple[str, bool]) -> tuple[NameForm, ...]:

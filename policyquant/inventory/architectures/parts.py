@@ -7,13 +7,14 @@ from math import prod
 from typing import Final
 
 from policyquant.inventory.architectures.family import Family
+from policyquant.inventory.architectures.groups import group_of
 from policyquant.inventory.architectures.members import Member
 from policyquant.inventory.architectures.naming import Namer, Names
-from policyquant.inventory.architectures.vocabulary import BLOCK, CACHING_TOWERS, FUSED_PARTS, Place
+from policyquant.inventory.architectures.vocabulary import CACHING_TOWERS, FUSED_PARTS, Place
 from policyquant.inventory.dtypes import stored_bytes
-from policyquant.inventory.layers import INDEX, GroupForm, LayerSet, Part, StoredTensor
+from policyquant.inventory.layers import INDEX, LayerSet, Part, StoredTensor
 from policyquant.inventory.part_shapes import expert_count, halves, qkv_shapes, width
-from policyquant.inventory.stored_formats import EXPERT_PARAMETERS, StoredWeight, recognise
+from policyquant.inventory.stored_formats import EXPERT_PARAMETERS, Recognised, StoredWeight, recognise
 
 Shape = tuple[int, ...]
 
@@ -39,13 +40,15 @@ def build_layer(member: Member, namer: Namer, family: Family, config: Mapping[st
     entry, where = member.entry, namer.place
     own = family.weights.get(entry.checkpoint)
     names = EXPERT_PARAMETERS if own is None else {own}
-    recognised = recognise(member.stored, config, names)
     kind = family.kinds.get(entry.checkpoint) or (where.role.kind if where.role else "other")
+    recognised = recognise(member.stored, config, names)
+    if kind != "norm":
+        recognised = _without_vectors(recognised)
     weights = [
         (weight, *_logical_shape(weight, entry.checkpoint, family, config, where)) for weight in recognised.weights
     ]
     plain_rest = [t for t in recognised.rest if not _is_buffer(t, kind)]
-    main = weights[0] if weights else None
+    main = max(weights, key=lambda each: each[0].elements or 0, default=None)
     shape, transposed = (main[1], main[2]) if main else (_shape_without_weight(recognised.rest, kind), False)
     layer_names, parts = _parts(
         namer, [(weight.parameter, shape) for weight, shape, _ in weights], shape, family, config
@@ -85,11 +88,13 @@ def _parts(
     """The layer's own names, and its parts."""
     where = namer.place
     if where.relative == "moe.experts" and any(parameter != "weight" for parameter, _ in weights):
-        return namer.layer(), [part for each in weights for part in _expert_parts(namer, *each, config)]
+        gated = any(_projection(parameter) in ("gate_proj", "gate_up_proj") for parameter, _ in weights)
+        return namer.layer(), [part for each in weights for part in _expert_parts(namer, *each, config, gated=gated)]
     pieces = FUSED_PARTS.get(where.relative)
     if pieces is None or (where.relative.startswith("moe.experts.") and not _is_one_expert(namer)):
         names = namer.plain()
-        return names, [Part(namer.canonical, names, shape, group=_group(namer, where.relative))]
+        group = group_of(where, where.relative, gated=namer.gated)
+        return names, [Part(namer.canonical, names, shape, group=group)]
     shapes: Sequence[Shape | None]
     if len(pieces) == 3:
         equal = where.tower in family.equal_parts
@@ -100,12 +105,15 @@ def _parts(
     parts = []
     for piece, part_shape in zip(pieces, shapes, strict=True):
         relative = f"{container}.{piece}"
-        parts.append(Part(where.prefix + relative, namer.fused_part(piece), part_shape, group=_group(namer, relative)))
+        group = group_of(where, relative, gated=True)
+        parts.append(Part(where.prefix + relative, namer.fused_part(piece), part_shape, group=group))
     return namer.layer(), parts
 
 
-def _expert_parts(namer: Namer, parameter: str, shape: Shape | None, config: Mapping[str, object]) -> Iterator[Part]:
-    projection = PROJECTIONS.get(parameter.removesuffix("_weight"), parameter)
+def _expert_parts(
+    namer: Namer, parameter: str, shape: Shape | None, config: Mapping[str, object], *, gated: bool
+) -> Iterator[Part]:
+    projection = _projection(parameter)
     singly = namer.entry.experts or {}
     pieces = ("gate_proj", "up_proj") if projection == "gate_up_proj" else (projection,)
     count = shape[0] if shape is not None and len(shape) == 3 else expert_count(config)
@@ -118,29 +126,24 @@ def _expert_parts(namer: Namer, parameter: str, shape: Shape | None, config: Map
                 namer.repeated_expert_part(own, singly[piece], gated="gate_proj" in singly),
                 part_shape,
                 count,
-                _group(namer, f"moe.experts.{piece}"),
+                group_of(namer.place, f"moe.experts.{piece}", gated=gated),
             )
     else:
         yield Part(
             f"{namer.canonical}.{projection}",
             namer.expert_part(parameter, projection),
             shape,
-            group=_group(namer, f"moe.experts.{projection}"),
+            group=group_of(namer.place, f"moe.experts.{projection}", gated=gated),
         )
+
+
+def _projection(parameter: str) -> str:
+    """Last part of the place of a parameter of a module that holds all experts."""
+    return PROJECTIONS.get(parameter.removesuffix("_weight"), parameter)
 
 
 def _is_one_expert(namer: Namer) -> bool:
     return namer.entry.checkpoint.count(INDEX) > namer.place.block_indices
-
-
-def _group(namer: Namer, relative: str) -> GroupForm | None:
-    where = namer.place
-    role = BLOCK.get(relative) if where.block_indices else None
-    if role is None or not role.group:
-        return None
-    if relative in ("mlp.up_proj", "moe.shared_experts.up_proj") and not namer.gated:
-        return None
-    return GroupForm(where.prefix + role.group, tuple(range(where.block_indices)))
 
 
 def _logical_shape(
@@ -161,8 +164,19 @@ def _stored_in_out(parameter: str, shape: Shape, hidden: int | None) -> bool:
     """Whether 3-D experts are [experts, in, out], told by which side is the residual stream's."""
     if hidden is None or shape[-1] == shape[-2]:
         return False
-    reads_residual = PROJECTIONS.get(parameter.removesuffix("_weight")) != "down_proj"
+    reads_residual = _projection(parameter) != "down_proj"
     return shape[-2 if reads_residual else -1] == hidden and shape[-1 if reads_residual else -2] != hidden
+
+
+def _without_vectors(recognised: Recognised) -> Recognised:
+    """Tensors with one dimension or none are parameters, but no weight that could be quantized."""
+    vectors = [weight for weight in recognised.weights if weight.shape is not None and len(weight.shape) < 2]
+    if not vectors:
+        return recognised
+    return recognised._replace(
+        weights=tuple(weight for weight in recognised.weights if weight not in vectors),
+        rest=(*(weight.tensor for weight in vectors), *recognised.rest),
+    )
 
 
 def _shape_without_weight(rest: Sequence[StoredTensor], kind: str) -> Shape | None:

@@ -12,6 +12,7 @@ from policyquant.inventory.architectures.family import Entry, Family, Tie
 from policyquant.inventory.architectures.naming import Namer
 from policyquant.inventory.architectures.vocabulary import place
 from policyquant.inventory.collapse import template_of
+from policyquant.inventory.config_file import levels
 from policyquant.inventory.layers import LayerSet, Part, StoredModel
 
 WITH_VOCABULARY_OUTPUT: Final = (
@@ -71,11 +72,10 @@ def with_ties(
 
 
 def _tie_word_embeddings(config: Mapping[str, object]) -> bool | None:
-    for holder in (config, config.get("text_config")):
-        if isinstance(holder, Mapping):
-            value = holder.get("tie_word_embeddings")
-            if isinstance(value, bool):
-                return value
+    for level in levels(config):
+        value = level.get("tie_word_embeddings")
+        if isinstance(value, bool):
+            return value
     return None
 
 

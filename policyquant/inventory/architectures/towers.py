@@ -10,8 +10,19 @@ from policyquant.inventory.architectures import common_spellings as words
 from policyquant.inventory.architectures.vocabulary import PREDICTION
 from policyquant.inventory.layers import INDEX, StoredSet
 
-_IN_BLOCKS = words.ATTENTION | words.CROSS_ATTENTION | words.MIXER | words.MLP | {"intermediate", "fc1"}
-_STACKS = frozenset({"encoder", "decoder", "transformer", "model", "layer", "layers", "h", "block", "blocks"})
+_IN_BLOCKS = frozenset().union(
+    words.ATTENTION,
+    words.CROSS_ATTENTION,
+    words.MIXER - {"conv"},
+    words.MLP,
+    words.BLOCK_LEAVES,
+    {"intermediate", "fc1"},
+)
+"""Parts that only stacks of blocks have. `conv` alone may be a feature extractor."""
+
+_STACKS = frozenset(
+    {"encoder", "decoder", "transformer", "model", "layer", "layers", "h", "block", "blocks", "albert_layers"}
+)
 _TEXT_EMBEDDINGS = frozenset(
     {"embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "token_embedding"}
 )
@@ -27,6 +38,11 @@ class Tower:
     """What the names of its blocks begin with: `model.layers.`."""
     extra: str = ""
     """Tells it from an earlier stack with the same name."""
+
+    @property
+    def prefix(self) -> str:
+        """What canonical names beside its blocks begin with, its dot left out: `vision`, `decoder.talker`."""
+        return f"{self.name}.{self.extra}" if self.extra else self.name
 
     def holds(self, template: str) -> bool:
         """Whether a layer is inside one of its blocks, or is one."""
@@ -111,12 +127,17 @@ def _name(path: Sequence[str], templates: Sequence[str], stacks: Sequence[str], 
         t.rpartition(".")[2].lower() in _TEXT_EMBEDDINGS for t in inside
     ):
         return "vision"
-    if "decoder" in lower:
+    if "decoder" in lower or "text_decoder" in lower:
         return "decoder"
     classes = architectures(config)
     if any("CausalLM" in each for each in classes) or model_type.startswith("chatglm"):
         return "encoder" if "encoder" in lower and any("decoder" in stack.lower() for stack in stacks) else "decoder"
-    encodes = "encoder" in lower or "text_model" in lower or any(".attn1." in t for t in inside)
+    encodes = "encoder" in lower or any(".attn1." in t for t in inside)
+    if "text_model" in lower and not encodes:
+        # CLIP's and its like's read a text; Idefics' write one.
+        writes = any("ConditionalGeneration" in each for each in classes)
+        writes |= any(t.rpartition(".")[2] == "lm_head" for t in templates)
+        encodes = not writes and not any(t.endswith(".mlp.gate_proj") for t in inside)
     alone = any(word in model_type for word in words.ENCODER_MODELS) or any("MaskedLM" in each for each in classes)
     hints = any(word in part for part in lower for word in words.ENCODER_MODELS)
     return "encoder" if encodes or alone or hints else "decoder"

@@ -32,8 +32,6 @@ class Role(NamedTuple):
     feeds: tuple[str, ...] | None = ()
     """Everything that reads its output; () if only attention, activations, norms or the residual stream do; None if
     that differs between families."""
-    spelled: bool = False
-    """Whether the fused name also exists in the other namespaces, beside the members' own names."""
 
 
 _QKV: Final = ("attention.q_proj", "attention.k_proj", "attention.v_proj")
@@ -49,7 +47,7 @@ _MLP_INPUTS: Final = (
     "moe.shared_experts.up_proj",
     "moe.shared_expert_gate",
 )
-_QKV_MEMBER: Final = Role("linear", "attention.qkv_proj", "attention.qkv_proj", spelled=True)
+_QKV_MEMBER: Final = Role("linear", "attention.qkv_proj", "attention.qkv_proj")
 _CROSS_MEMBER: Final = Role("linear", "cross_attention.qkv_proj")
 
 
@@ -58,8 +56,8 @@ def _gated(container: str, kind: Kind) -> dict[str, Role]:
     fused = f"{container}.gate_up_proj"
     down = f"{container}.down_proj"
     return {
-        f"{container}.gate_proj": Role(kind, fused, fused, spelled=True),
-        f"{container}.up_proj": Role(kind, fused, fused, spelled=True),
+        f"{container}.gate_proj": Role(kind, fused, fused),
+        f"{container}.up_proj": Role(kind, fused, fused),
         fused: Role(kind, group=fused),
         f"{container}.act": Role("activation", feeds=(down,)),
         down: Role(kind, group=down if kind == "moe" else ""),
@@ -77,8 +75,8 @@ BLOCK: Final[Mapping[str, Role]] = {
     "attention.k_proj": _QKV_MEMBER,
     "attention.v_proj": _QKV_MEMBER,
     "attention.qkv_proj": Role("linear", group="attention.qkv_proj"),
-    "attention.q_a_proj": Role("linear", "attention.qkv_proj", "attention.qkv_a_proj", feeds=()),
-    "attention.kv_a_proj": Role("linear", "attention.qkv_proj", "attention.qkv_a_proj", feeds=()),
+    "attention.q_a_proj": Role("linear", "attention.qkv_proj", "attention.qkv_a_proj"),
+    "attention.kv_a_proj": Role("linear", "attention.qkv_proj", "attention.qkv_a_proj"),
     "attention.q_b_proj": Role("linear", "attention.qkv_proj"),
     "attention.kv_b_proj": Role("linear", "attention.qkv_proj"),
     "attention.q_a_norm": Role("norm", feeds=("attention.q_b_proj",)),
@@ -181,7 +179,7 @@ FUSED_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
 """What a layer that is stored fused holds, in the order in which it is stored."""
 
 IMPLIED_BY: Final[Mapping[str, tuple[str, ...]]] = {
-    "attention": ("attention.q_proj", "attention.qkv_proj", "attention.kv_a_proj"),
+    "attention": ("attention.q_proj", "attention.qkv_proj", "attention.kv_a_proj", "attention.kv_proj"),
     "cross_attention": ("cross_attention.q_proj", "cross_attention.qkv_proj"),
     "mlp.act": ("mlp.down_proj",),
     "moe.experts.act": ("moe.experts.down_proj", "moe.experts"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policyquant.inventory.layers import NameForm, own_name
-from policyquant.plan.spans import counted_spans, spans
+from policyquant.inventory.spans import counted_spans, spans
 from policyquant.policy.patterns import Pattern
 
 EXPERTS = own_name("layers.#.experts.#.w1")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from policyquant.inventory.layers import Indices
-from policyquant.plan.ranges import Ranges
+from policyquant.inventory.ranges import Ranges
 
 Box = tuple[tuple[int, ...], ...]
 """For each index the values it takes: all their combinations are meant."""

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policyquant.inventory.index_tree import IndexTree
 from policyquant.inventory.layers import Indices
-from policyquant.plan.index_tree import IndexTree
 
 WIDTHS = st.integers(1, 3)
 TABLES = WIDTHS.flatmap(
