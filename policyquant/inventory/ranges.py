@@ -11,8 +11,6 @@ from collections.abc import Iterable
 Ranges = tuple[tuple[int, int], ...]
 """`((0, 4), (28, 32))`: positions 0 to 3 and 28 to 31."""
 
-NOTHING: Ranges = ()
-
 
 def from_positions(positions: Iterable[int]) -> Ranges:
     """Ranges that hold the given positions, which must be ascending."""

@@ -203,10 +203,6 @@ def _stored_set(value: object, seen: set[tuple[str, Indices]], file: str) -> Sto
     return StoredSet(template, tuple(sorted(indices)), tuple(sorted(tensors, key=lambda tensor: tensor.suffix)))
 
 
-def _is_index_value(value: object) -> bool:
-    return type(value) is int and 0 <= value < MOST_INDEX
-
-
 def _dtype_and_shape(
     dtype: object, shape: object, known: dict[tuple[int, ...], tuple[int, ...]], place: str
 ) -> tuple[str | None, tuple[int, ...] | None]:

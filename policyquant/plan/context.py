@@ -38,8 +38,7 @@ class Context:
 
     def facts(self, unit: Unit) -> Facts:
         """What precedence needs to know of a unit."""
-        kind = unit.layer.kind
-        shape = unit.layer.shape if unit.part.shape is None else unit.part.shape
+        kind, shape = unit.layer.kind, unit.shape
         return Facts(kind, kind in self.policy.protect, unit.layer.has_kv_cache, shape is None or len(shape) > 1)
 
     def add(self, code: str, level: Level, message: str, layers: Iterable[str] = (), rules: Iterable[str] = ()) -> None:
@@ -49,6 +48,11 @@ class Context:
     def rule(self, hit: Hit) -> Rule:
         """The rule of a hit."""
         return self.policy.rules[hit.rule]
+
+    def text(self, hit: Hit) -> str:
+        """What reached a layer, as it is written: the pattern that did, or the kinds of a rule by kind alone."""
+        rule = self.rule(hit)
+        return rule.patterns[hit.pattern].text if hit.pattern >= 0 else rule.text
 
     def places(self, decision: Decision) -> tuple[str, ...]:
         """Where what decided stands: `file:line:column` of the rule or the default, and of the rules that refined it;
@@ -82,9 +86,7 @@ class Context:
         """A rule, or (None) the default, for a sentence."""
         if hit is None:
             return f"the default ({self.written_at(hit)})"
-        rule = self.rule(hit)
-        text = rule.patterns[hit.pattern].text if hit.pattern >= 0 else rule.text
-        return f"{text!r} ({rule.location})"
+        return f"{self.text(hit)!r} ({self.rule(hit).location})"
 
     def spans(self, reached: Reach | Iterable[tuple[Unit, Ranges]]) -> list[str]:
         """Layer names, folded, of members of several units."""
@@ -116,6 +118,17 @@ class Context:
         for unit in self.units:
             for form in unit.part.names.get("canonical", ()):
                 result.setdefault(form.template, []).append(unit)
+        return result
+
+    @cached_property
+    def storages(self) -> dict[str, list[Unit]]:
+        """By the name of each layer whose storage others share: its unit and theirs, its own first."""
+        single = {u.layer.name_template: u for u in self.units if not u.layer.indices[0]}
+        result: dict[str, list[Unit]] = {}
+        for unit in self.units:
+            owner = unit.layer.tied_to
+            if owner is not None and owner in single:
+                result.setdefault(owner, [single[owner]]).append(unit)
         return result
 
     @cached_property

@@ -45,6 +45,8 @@ class Step(NamedTuple):
     effect: Effect
     reason: str
     """Why it passed over the layer or was stopped; else empty."""
+    took: tuple[Field, ...] = ()
+    """What it says that has an effect here."""
     ignored: tuple[tuple[Field, str], ...] = ()
     """What it says that has no effect here, and why, though the rest of it has."""
 
@@ -134,8 +136,9 @@ class _Fold:
             outcomes["kv_cache"] = self._kv_cache(fields.kv_cache, named, who)
         effects = {effect for effect, _ in outcomes.values()}
         in_vain = tuple((said, why) for said, (effect, why) in outcomes.items() if effect in ("passes", "stopped"))
-        if len(in_vain) < len(outcomes):
-            self.steps.append(Step(hit, "decides" if "decides" in effects else "refines", "", in_vain))
+        took = tuple(said for said, (effect, _) in outcomes.items() if effect in ("decides", "refines"))
+        if took:
+            self.steps.append(Step(hit, "decides" if "decides" in effects else "refines", "", took, in_vain))
         else:
             reason = "; ".join(dict.fromkeys(reason for _, reason in in_vain))
             self.steps.append(Step(hit, "stopped" if "stopped" in effects else "passes", reason))

@@ -173,7 +173,7 @@ class Explainer:
             hit = found.hit
             assert hit is not None
             outcome = _outcome(found, number in kept, decision.hit is not None and decision.hit.rule == number)
-            text = rule.patterns[hit.pattern].text if hit.pattern >= 0 else rule.text
+            text = context.text(hit)
             result.append(
                 RuleOutcome(text, str(rule.location), str(rule.fields), outcome, found.reason, hit.namespace, hit.named)
             )

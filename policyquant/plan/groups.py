@@ -25,9 +25,9 @@ def check_groups(context: Context) -> None:
         _check_label(context, label, members)
     for number, patterns in enumerate(context.policy.groups):
         reached: Reach = {}
+        place = str(context.policy.groups_locations[number])
         for pattern in patterns:
             match = context.matcher.match(pattern)
-            place = str(context.policy.groups_locations[number])
             if match.namespace is None:
                 context.add(
                     "PQ115", "error", f"{place}: the group member {pattern.text!r} reaches no layer", (), (place,)
@@ -35,7 +35,7 @@ def check_groups(context: Context) -> None:
             for unit, ranges in match.reach.items():
                 add_members(reached, unit, ranges)
         if reached:
-            _check_declared(context, reached, str(context.policy.groups_locations[number]))
+            _check_declared(context, reached, place)
 
 
 def _groups(context: Context) -> dict[str, list[Unit]]:

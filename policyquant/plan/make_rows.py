@@ -37,8 +37,7 @@ def _runs(context: Context, units: list[Unit]) -> Iterator[tuple[int, int]]:
         for start, _, _ in context.assignment.runs(unit):
             # A boundary inside a layer (between two experts of one tensor) separates that layer from both neighbours.
             cuts.update((start // size, -(-start // size)))
-    ordered = sorted(cuts)
-    return pairwise(ordered)
+    return pairwise(sorted(cuts))
 
 
 def _row(context: Context, layer: LayerSet, units: list[Unit], decision: Decision, indices: tuple[Indices, ...]) -> Row:
@@ -67,9 +66,7 @@ def rule_ref(context: Context, hit: Hit | None) -> RuleRef | None:
     """A hit as it is shown."""
     if hit is None:
         return None
-    rule = context.rule(hit)
-    text = rule.patterns[hit.pattern].text if hit.pattern >= 0 else rule.text
-    return RuleRef(text, rule.location.file, rule.location.line, rule.location.column, hit.namespace)
+    return RuleRef(context.text(hit), *context.rule(hit).location, hit.namespace)
 
 
 def _group_name(units: list[Unit]) -> NameForm | None:
@@ -121,7 +118,7 @@ def _stacked(shapes: list[tuple[int, ...] | None]) -> tuple[int, ...] | None:
 def bytes_after(context: Context, layer: LayerSet, units: list[Unit], decision: Decision) -> int | None:
     """Bytes of one layer under a decision: what the method stores in place of the weight, and the rest as it is."""
     method = decision.scheme.method
-    own = layer if layer.tied_to is None else _storage(context, layer)
+    own = _storage(context, layer)
     if method == "none":
         return own.bytes
     if own.bytes is None or own.weight_bytes is None:
@@ -144,8 +141,6 @@ def bytes_after(context: Context, layer: LayerSet, units: list[Unit], decision: 
 
 
 def _storage(context: Context, layer: LayerSet) -> LayerSet:
-    """The layer that a tied one shares its storage with."""
-    for other in context.units_of_layer:
-        if other.names["checkpoint"][0].template == layer.tied_to:
-            return other
-    return layer
+    """The layer that owns a layer's storage: itself, or the one that it is tied to."""
+    units = context.storages.get(layer.tied_to) if layer.tied_to is not None else None
+    return layer if units is None else units[0].layer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final
 
 from policyquant.findings import Level
 from policyquant.inventory.kinds import Kind
@@ -17,7 +16,7 @@ from policyquant.plan.suggest import suggestion
 from policyquant.plan.units import Reach, add_members, units_of
 from policyquant.policy.methods import METHODS
 from policyquant.policy.patterns import Pattern
-from policyquant.policy.policy import Rule, SchemeFields
+from policyquant.policy.policy import Rule
 
 
 @dataclass(eq=False)
@@ -95,7 +94,7 @@ def _note(context: Context, records: list[_Record], unit: int, ranges: Ranges, d
                 add_members(record.stopped, unit, ranges)
         else:
             record.applied = True
-            record.took |= _said(context.rule(step.hit).fields) - {said for said, _ in step.ignored}
+            record.took.update(step.took)
             for said, reason in step.ignored:
                 record.ignored.setdefault(said, set()).add(reason)
             if step.hit.rule in remaining:
@@ -186,31 +185,16 @@ def _no_such_kind(context: Context, rule: Rule) -> None:
 # --- a rule that reaches something, in vain --------------------------------------------------------------------------
 
 
-def _said(fields: SchemeFields) -> set[Field]:
-    """What a rule says, in the words that findings use."""
-    said: set[Field] = set()
-    if fields.method is not None:
-        said.add("method")
-    elif fields.weight is not None or fields.input is not None:
-        said.add("weight or input")
-    if fields.output is not None:
-        said.add("output")
-    if fields.kv_cache is not None:
-        said.add("kv_cache")
-    return said
-
-
 def _took_nothing(context: Context, rule: Rule, record: _Record) -> None:
     own = rule.origin != "preset"
     place = (str(rule.location),)
     if record.applied:
-        for said in _SAID:
-            if said in record.ignored and said not in record.took and own:
+        for said, reasons in record.ignored.items():
+            if said not in record.took and own:
                 context.add(
                     "PQ103" if said == "method" else "PQ104",
                     "error",
-                    f"{_at(rule)}: its {said} applies to nothing that it reaches:"
-                    f" {'; '.join(sorted(record.ignored[said]))}",
+                    f"{_at(rule)}: its {said} applies to nothing that it reaches: {'; '.join(sorted(reasons))}",
                     context.spans(record.reached),
                     place,
                 )
@@ -237,19 +221,16 @@ def _took_nothing(context: Context, rule: Rule, record: _Record) -> None:
                 place,
             )
         return
-    reasons = "; ".join(sorted(record.reasons))
+    why = "; ".join(sorted(record.reasons))
     level: Level = "error" if own else "note"
     if rule.fields.method is None:
         code = "PQ104" if level == "error" else "PQ302"
-        message = f"{_at(rule)} has nothing to refine or set: {reasons}"
+        message = f"{_at(rule)} has nothing to refine or set: {why}"
     else:
         code = "PQ103" if level == "error" else "PQ302"
         takes = ", ".join(sorted(METHODS[rule.fields.method].kinds))
-        message = f"{_at(rule)} takes nothing of what it reaches: {reasons} ({rule.fields.method} takes {takes})"
+        message = f"{_at(rule)} takes nothing of what it reaches: {why} ({rule.fields.method} takes {takes})"
     context.add(code, level, message, context.spans(record.reached), place)
-
-
-_SAID: Final[tuple[Field, ...]] = ("method", "weight or input", "output", "kv_cache")
 
 
 def _names(context: Context, layers: Reach) -> str:

@@ -12,7 +12,7 @@ def check_shapes(context: Context) -> None:
     """Report weights whose input dimension leaves a ragged group where the method allows none (PQ107)."""
     found: dict[tuple[Decision, int, int], Reach] = {}
     for unit in context.units:
-        shape = unit.part.shape or unit.layer.shape
+        shape = unit.shape
         if not shape:
             continue
         for start, stop, decision in context.assignment.runs(unit):
@@ -46,4 +46,4 @@ def _advice(decision: Decision, columns: int) -> str:
 
 
 def _shape(unit: Unit) -> str:
-    return "x".join(map(str, unit.part.shape or unit.layer.shape or ()))
+    return "x".join(map(str, unit.shape or ()))

@@ -95,11 +95,7 @@ def _corrected(context: Context, pattern: Pattern) -> str | None:
             return None
         parts[i] = escape(close[0])
     text = ".".join(parts)
-    try:
-        found = context.matcher.match(Pattern.compile(text))
-    except PatternError:
-        return None
-    return text if found.namespace is not None else None
+    return text if _reaches(context, text) else None
 
 
 def _known_parts(context: Context) -> set[str]:

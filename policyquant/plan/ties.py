@@ -15,12 +15,7 @@ def settle_ties(context: Context) -> None:
     method does not take (PQ109). With `untie: true` every name keeps its own."""
     if context.policy.untie:
         return
-    by_name = {unit.layer.names["checkpoint"][0].template: unit for unit in context.units if not unit.layer.indices[0]}
-    storages: dict[str, list[Unit]] = {}
-    for unit in context.units:
-        if unit.layer.tied_to is not None and unit.layer.tied_to in by_name:
-            storages.setdefault(unit.layer.tied_to, [by_name[unit.layer.tied_to]]).append(unit)
-    for units in storages.values():
+    for units in context.storages.values():
         _settle(context, units)
 
 

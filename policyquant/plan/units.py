@@ -35,6 +35,11 @@ class Unit:
         return len(self.layer.indices) * max(1, self.part.repeats)
 
     @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Logical shape of a member's weight, or of the layer's if its part has none of its own told."""
+        return self.layer.shape if self.part.shape is None else self.part.shape
+
+    @property
     def all(self) -> Ranges:
         """All members."""
         return ((0, self.count),)
