@@ -9,8 +9,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
-# More arguments for pip when it installs the peers, such as an index that has smaller builds of torch.
-PEERS_PIP ?=
+# More arguments for pip when it installs torch, such as an index that has smaller builds of torch.
+TORCH_PIP ?=
 PYTEST_ARGS ?=
 
 MODEL := tests/data/models/Mixtral-8x7B-v0.1.json.gz
@@ -37,13 +37,13 @@ endef
 # not write bytecode compiles all of it at every start.
 $(VENV)/installed: pyproject.toml setup.py
 	$(call environment,$(VENV))
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) --editable '.[dev]'
 	$(VENV)/bin/python -m compileall -q $(COMPILED)
 	@touch $@
 
 $(PEERS)/installed: pyproject.toml setup.py
 	$(call environment,$(PEERS))
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check $(PEERS_PIP) --editable '.[dev,peers]'
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) --editable '.[dev,peers]'
 	$(PEERS)/bin/python -m compileall -q $(COMPILED)
 	@touch $@
 

@@ -1,0 +1,1 @@
+"""The operators on a CPU, in plain torch: one file per family."""
