@@ -31,6 +31,10 @@ class SourceError(PolicyQuantError):
     """A model source (checkpoint, index, saved inventory, repository) or plan file is missing, damaged or hostile."""
 
 
+class BuildError(PolicyQuantError):
+    """A model could not be built: its construction, its names or its source do not allow it. Lists every reason."""
+
+
 class Problem(NamedTuple):
     """One thing wrong with a policy: where, what was found, what was expected."""
 

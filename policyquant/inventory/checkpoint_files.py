@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from policyquant.errors import SourceError
 from policyquant.findings import Finding
@@ -34,6 +34,22 @@ PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 """Ends of names of files that may run code when they are opened, and never are."""
 
 
+class Selection(NamedTuple):
+    """Which tensors a checkpoint has, and the file that each is read from."""
+
+    tensors: Sequence[Tensor]
+    findings: list[Finding]
+    headers: dict[str, Header]
+    """File name → header, of every file that is read."""
+    holders: dict[str, str]
+    """Tensor name → name of the file that it is read from; empty if there is one file. May have more names than
+    `tensors`."""
+
+    def holder(self, name: str) -> str:
+        """The file that one of the tensors is read from."""
+        return self.holders[name] if self.holders else next(iter(self.headers))
+
+
 def open_files(files: ModelFiles) -> StoredModel:
     """The model in a directory or a repository.
 
@@ -41,29 +57,42 @@ def open_files(files: ModelFiles) -> StoredModel:
         SourceError: no checkpoint is there, or it is damaged or incomplete.
     """
     config = read_config(files)
+    # Sliced, since the headers of a large model are not to stay in memory while it is built.
+    tensors, findings = select_tensors(files)[:2]
+    return build_model(files.name, files.source, config, tensors, findings)
+
+
+def select_tensors(files: ModelFiles, index_file: str | None = None) -> Selection:
+    """The tensors of the model in a directory or a repository, and where each lies.
+
+    Args:
+        files: where they lie.
+        index_file: the index that decides; None: the one that is there, if any.
+
+    Raises:
+        SourceError: no checkpoint is there, or it is damaged or incomplete.
+    """
     names = files.names()
-    index_file = _index_file(files, names)
+    if index_file is None:
+        index_file = _index_file(files, names)
     if index_file is not None:
         data = files.read(index_file)
         if data is not None:
-            index = parse_index(data, files.label(index_file))
-            tensors, findings = _sharded(files, index, index_file, names)
-            return build_model(files.name, files.source, config, tensors, findings)
+            return _sharded(files, parse_index(data, files.label(index_file)), index_file, names)
     if names is None:
         header = files.headers([SINGLE_FILE])[SINGLE_FILE]
         if header is None:
             raise SourceError(f"{files.source}: has neither {INDEX_FILE} nor {SINGLE_FILE}")
-        return build_model(files.name, files.source, config, header.tensors)
+        return Selection(header.tensors, [], {SINGLE_FILE: header}, {})
     weights = [name for name in names if name.endswith(".safetensors")]
     if not weights:
         raise _no_weights(files, names)
     if SINGLE_FILE in weights or len(weights) == 1:
         chosen = SINGLE_FILE if SINGLE_FILE in weights else weights[0]
-        header = _present(files, [chosen])[chosen]
+        headers = _present(files, [chosen])
         findings = [_unreferenced(files, name, chosen) for name in weights if name != chosen]
-        return build_model(files.name, files.source, config, header.tensors, findings)
-    tensors, findings = _numbered(files, weights)
-    return build_model(files.name, files.source, config, tensors, findings)
+        return Selection(headers[chosen].tensors, findings, headers, {})
+    return _numbered(files, weights)
 
 
 def read_config(files: ModelFiles, beside: str = "") -> Config:
@@ -128,9 +157,7 @@ def _present(files: ModelFiles, wanted: Sequence[str]) -> dict[str, Header]:
     return found
 
 
-def _sharded(
-    files: ModelFiles, index: Index, index_file: str, names: Sequence[str] | None
-) -> tuple[list[Tensor], list[Finding]]:
+def _sharded(files: ModelFiles, index: Index, index_file: str, names: Sequence[str] | None) -> Selection:
     headers = _present(files, index.shards())
     held = {shard: {tensor[0]: tensor for tensor in header.tensors} for shard, header in headers.items()}
     tensors: list[Tensor] = []
@@ -142,6 +169,7 @@ def _sharded(
         else:
             tensors.append(tensor)
     disagreements = _Disagreements()
+    moved: dict[str, str] = {}
     for name in astray:
         claimed = index.weight_map[name]
         found = next((shard for shard, holds in held.items() if name in holds), None)
@@ -149,6 +177,7 @@ def _sharded(
             disagreements.add("PQ404", f"claimed in {name_shown(claimed)}, found in no shard", name)
         else:
             tensors.append(held[found][name])
+            moved[name] = found
             disagreements.add("PQ403", f"claimed in {name_shown(claimed)}, found in {name_shown(found)}", name)
     missing = set(astray)
     for shard, holds in held.items():
@@ -168,7 +197,7 @@ def _sharded(
         for name in names or ()
         if name.endswith(".safetensors") and name not in headers
     ]
-    return tensors, findings
+    return Selection(tensors, findings, headers, index.weight_map | moved if moved else index.weight_map)
 
 
 class _Disagreements:
@@ -208,7 +237,7 @@ def _total_size(index: Index, index_file: str, tensors: Iterable[Tensor]) -> lis
     ]
 
 
-def _numbered(files: ModelFiles, weights: Sequence[str]) -> tuple[list[Tensor], list[Finding]]:
+def _numbered(files: ModelFiles, weights: Sequence[str]) -> Selection:
     """Shards without an index, whose names tell how many there are."""
     matches = [_NUMBERED.fullmatch(name) for name in weights]
     series = {(match["stem"], match["count"]) for match in matches if match}
@@ -224,7 +253,8 @@ def _numbered(files: ModelFiles, weights: Sequence[str]) -> tuple[list[Tensor], 
     tensors: list[Tensor] = []
     holder: dict[str, str] = {}
     disagreements = _Disagreements()
-    for shard, header in _present(files, wanted).items():
+    headers = _present(files, wanted)
+    for shard, header in headers.items():
         for tensor in header.tensors:
             first = holder.setdefault(tensor[0], shard)
             if first == shard:
@@ -234,7 +264,7 @@ def _numbered(files: ModelFiles, weights: Sequence[str]) -> tuple[list[Tensor], 
                     "PQ406", f"taken from {name_shown(first)}; a duplicate is in {name_shown(shard)}", tensor[0]
                 )
     note = f"{files.source}: no index; all {len(wanted)} shards of {name_shown(stem)} are read as one model"
-    return tensors, [Finding("PQ435", "note", note), *disagreements.findings()]
+    return Selection(tensors, [Finding("PQ435", "note", note), *disagreements.findings()], headers, holder)
 
 
 def _unreferenced(files: ModelFiles, name: str, by: str) -> Finding:

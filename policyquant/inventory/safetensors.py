@@ -74,17 +74,27 @@ def read_header(path: str, label: str | None = None) -> Header:
     """
     label = path_shown(path) if label is None else label
     with open_regular(path, label) as descriptor:
-        size = os.fstat(descriptor).st_size
-        start = os.read(descriptor, LENGTH_BYTES)
-        length = header_length(start, size, label)
-        pieces = []
-        left = length
-        while left:
-            piece = os.read(descriptor, left)
-            if not piece:
-                raise SourceError(f"{label}: ends within its header")
-            pieces.append(piece)
-            left -= len(piece)
+        return header_of(descriptor, label)
+
+
+def header_of(descriptor: int, label: str) -> Header:
+    """The header of a safetensors file that is open and at its beginning.
+
+    Raises:
+        OSError: it cannot be read.
+        SourceError: it is no safetensors file in every respect.
+    """
+    size = os.fstat(descriptor).st_size
+    start = os.read(descriptor, LENGTH_BYTES)
+    length = header_length(start, size, label)
+    pieces = []
+    left = length
+    while left:
+        piece = os.read(descriptor, left)
+        if not piece:
+            raise SourceError(f"{label}: ends within its header")
+        pieces.append(piece)
+        left -= len(piece)
     return parse_header(b"".join(pieces), size, label)
 
 

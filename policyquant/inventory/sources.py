@@ -23,7 +23,7 @@ from policyquant.inventory.safetensors import read_header
 from policyquant.inventory.saved import decompressed, inventory_from_json
 from policyquant.inventory.stored_model import build_model
 
-_HUB: Final = "hf://"
+HUB: Final = "hf://"
 _MOST_COMPARED: Final = 1000
 """Names beside a missing one."""
 
@@ -53,20 +53,36 @@ def open_source(source: object, *, revision: str | None = None, token: str | Non
 
 
 def _from_name(path: str, revision: str | None, token: str | None) -> StoredModel:
-    if path.startswith(_HUB):
+    if path.startswith(HUB):
         from policyquant.inventory.hub import HubFiles, parse_hub_name
 
         return open_files(HubFiles(parse_hub_name(path, revision), token=token))
+    return _from_path(*local_path(path, _TAKEN))
+
+
+def local_path(path: str, taken: str) -> tuple[str, os.stat_result]:
+    """A path as a person wrote it, with `~` expanded, and what the system knows of it.
+
+    Args:
+        path: As written.
+        taken: What could be given instead, for messages.
+
+    Raises:
+        SourceError: nothing is there, or it is no path.
+    """
     if "\0" in path:
         raise SourceError(f"{quoted(path)}: no path has a null character in it")
     if "://" in path:
-        raise SourceError(f"{path_shown(path)}: no source of this kind; expected {_TAKEN}")
+        raise SourceError(f"{path_shown(path)}: no source of this kind; expected {taken}")
     if path.startswith("~"):
         try:
             path = str(Path(path).expanduser())
         except RuntimeError:
             raise SourceError(f"{path_shown(path)}: there is no such home directory") from None
-    return _from_path(path)
+    status = file_status(path)
+    if status is None:
+        raise _no_such(path)
+    return path, status
 
 
 def _from_python(source: object) -> StoredModel:
@@ -83,10 +99,7 @@ def _from_python(source: object) -> StoredModel:
     )
 
 
-def _from_path(path: str) -> StoredModel:
-    status = file_status(path)
-    if status is None:
-        raise _no_such(path)
+def _from_path(path: str, status: os.stat_result) -> StoredModel:
     if stat.S_ISDIR(status.st_mode):
         return replace(open_files(LocalFiles(path)), source=as_text(path))
     if path.endswith(".safetensors"):
@@ -132,5 +145,5 @@ def _no_such(path: str) -> SourceError:
     close = difflib.get_close_matches(Path(path).name, beside, n=1, cutoff=0.6)
     hint = f"; did you mean {quoted(str(parent / close[0]))}?" if close else ""
     if not hint and path.count("/") == 1 and not path.startswith((".", "/", "~")):
-        hint = f"; for a repository of the Hugging Face Hub write {_HUB}{path_shown(path)}"
+        hint = f"; for a repository of the Hugging Face Hub write {HUB}{path_shown(path)}"
     return SourceError(f"{path_shown(path)}: no such file or directory{hint}")

@@ -5,12 +5,17 @@ The code that runs a method is elsewhere; resolution needs no more than this.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
+from policyquant.errors import PolicyQuantError
 from policyquant.inventory.kinds import KINDS, Kind
 from policyquant.policy.scheme import Quantization, spelled
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _WEIGHTS: Final[frozenset[Kind]] = frozenset({"linear", "moe", "head", "router"})
 WEIGHT_KINDS: Final[frozenset[Kind]] = frozenset({*_WEIGHTS, "embedding"})
@@ -150,11 +155,63 @@ class FieldError(Exception):
         self.field = field
 
 
-def _table(*specs: MethodSpec) -> Mapping[str, MethodSpec]:
-    return {spec.name: spec for spec in specs}
+ENTRY_POINTS: Final = "policyquant.methods"
+"""Group of entry points by which other packages bring methods: name of the method → its class, which has a `spec`."""
 
 
-METHODS: Final[Mapping[str, MethodSpec]] = _table(
+@cache
+def entry_points() -> Mapping[str, EntryPoint]:
+    """The methods that installed packages bring, by name; none is loaded."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+
+
+class MethodTable(Mapping[str, MethodSpec]):
+    """Methods by name: ours, which are listed, and behind them those of installed packages, which can be looked up.
+
+    Packages are looked at only for a name that is not ours, so that the others cost nothing.
+    """
+
+    def __init__(self, *specs: MethodSpec) -> None:
+        self._own = {spec.name: spec for spec in specs}
+        self._brought: dict[str, MethodSpec] = {}
+
+    def __getitem__(self, name: str) -> MethodSpec:
+        """The method of this name.
+
+        Raises:
+            KeyError: there is none.
+            PolicyQuantError: a package says that it has the method, but what it has is none.
+        """
+        own = self._own.get(name)
+        if own is not None:
+            return own
+        if name not in self._brought:
+            self._brought[name] = _load(entry_points()[name])
+        return self._brought[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in entry_points()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+
+def _load(point: EntryPoint) -> MethodSpec:
+    try:
+        spec = point.load().spec
+    except Exception as error:  # Anything may go wrong in code of others; the user needs to know whose it is.
+        raise PolicyQuantError(f"method {point.name!r} of {point.value} cannot be loaded: {error}") from error
+    if not isinstance(spec, MethodSpec) or spec.name != point.name:
+        raise PolicyQuantError(f"method {point.name!r}: {point.value} has no spec of that name")
+    return spec
+
+
+METHODS: Final = MethodTable(
     MethodSpec(
         "none",
         "Leave the layer exactly as it is stored.",

@@ -34,9 +34,15 @@ MAY_IMPORT = {
     "inventory": LEAVES,
     "plan": LEAVES | {"schemas", "policy", "inventory"},
     "quantized_tensor": frozenset({"errors", "kernels"}),
+    "checkpoint": LEAVES | {"inventory"},
+    "methods": LEAVES | {"policy", "inventory.kinds", "kernels", "quantized_tensor", "checkpoint"},
+    "layers": LEAVES | {"policy", "kernels", "quantized_tensor", "checkpoint", "methods"},
+    "models": LEAVES | {"policy", "kernels", "quantized_tensor", "checkpoint", "methods", "layers"},
+    "build": LEAVES
+    | {"policy", "inventory", "plan", "kernels", "quantized_tensor", "checkpoint", "methods", "layers", "models"},
 }
 
-COMPUTING = frozenset({"kernels", "quantized_tensor"})
+COMPUTING = frozenset({"kernels", "quantized_tensor", "checkpoint", "methods", "layers", "models", "build"})
 """Areas that hold tensors, and load torch to do so."""
 
 TOP_LEVEL_AREAS = ("kernels", "policies", "schemas")

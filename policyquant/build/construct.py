@@ -1,0 +1,71 @@
+"""Runs a user's factory so that parameters cost nothing and everything else is as construction on the CPU makes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from torch import nn
+
+from policyquant.build.layer_names import all_names, layer_names, name_layers
+from policyquant.build.leftovers import stray_layers, valueless_tensors
+from policyquant.build.meta_parameters import recording
+from policyquant.build.user_code import line_that_raised
+from policyquant.errors import BuildError
+
+__all__ = ["Construction", "construct", "layer_names"]
+
+_SPEAKS_OF_META: Final = re.compile(
+    r"\bmeta[ '\"]*(tensor|device|backend)|device[=: '\"]*meta\b|at meta\b|register_meta|incompatible tensor type",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Construction:
+    """A module tree whose parameters are on meta, and what was learned while it was made."""
+
+    root: nn.Module
+    names: dict[nn.Module, str]
+    """The first name of every module."""
+    shared: dict[nn.Module, tuple[str, ...]]
+    """All names, first one first, of modules that have several."""
+
+
+def construct(factory: Callable[[], nn.Module]) -> Construction:
+    """The model that `factory` makes, with parameters on meta; buffers and tensor attributes are real.
+
+    A parameter keeps its shape, dtype, class, attributes and identity (tied ones stay one object). Modules that were
+    made before the factory ran keep their real parameters. A buffer drawn at random after a parameter was initialised
+    gets other numbers than on the CPU, since initialising on meta draws none.
+
+    Raises:
+        BuildError: the factory returned no module, needs the values of a parameter, left layers outside the tree or
+            tensors without values, uses lazy modules, or gave a layer a `prefix` that is not its name; all problems
+            in one message. Other exceptions of the factory pass through.
+    """
+    with recording() as recorder:
+        root = _run(factory)
+    if not isinstance(root, nn.Module):
+        raise BuildError(f"the factory returned {type(root).__name__}, expected an nn.Module")
+    names = all_names(root)
+    problems = [*recorder.lazy, *stray_layers(root, recorder), *valueless_tensors(names), *name_layers(names)]
+    if problems:
+        raise BuildError("\n".join(problems))
+    shared = {module: given for module, given in names.items() if len(given) > 1}
+    return Construction(root, layer_names(root), shared)
+
+
+def _run(factory: Callable[[], nn.Module]) -> object:
+    try:
+        return factory()
+    except (RuntimeError, TypeError) as error:
+        if not _SPEAKS_OF_META.search(str(error)):
+            raise
+        raise BuildError(
+            f"{line_that_raised(error.__traceback__)} needs the values of a parameter, or moves it to a device; "
+            "parameters have no values during construction, they come from the checkpoint later: compute from them "
+            f"in forward, and leave out moves to a device ({str(error).splitlines()[0]})"
+        ) from error

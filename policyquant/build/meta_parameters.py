@@ -1,0 +1,134 @@
+"""Turns every parameter into a meta tensor at the moment a module registers it, and leaves everything else real.
+
+Construction under `torch.device("meta")` would put rotary tables and masks on meta too. torch's hook for the
+registration of parameters touches parameters alone; initialisation in `__init__` then runs on meta and costs nothing.
+The hook is global to the process, so it acts only in threads that are inside `recording`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
+
+from policyquant.build.user_code import place_of_making
+
+
+class Recorder:
+    """What one construction has seen. It keeps nothing alive: neither modules nor the real parameters."""
+
+    def __init__(self) -> None:
+        # A parameter registered under a second name must become the object it became under the first.
+        self._replaced = WeakTensorKeyDictionary()
+        self._places: Any = WeakIdKeyDictionary()  # by identity, whatever `__eq__` a module defines
+        self.lazy: list[str] = []
+        """One line for each module with a parameter whose shape is not known yet."""
+
+    def notice(self, module: nn.Module) -> None:
+        """Remember where a module was made, at the first thing it registers."""
+        if module not in self._places:
+            self._places[module] = place_of_making(module, sys._getframe(1))
+
+    def noticed(self) -> list[tuple[nn.Module, str]]:
+        """Every module that registered something and is still alive, with the place where it was made."""
+        return list(self._places.items())
+
+    def on_meta(self, module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        """The meta parameter that stands for a parameter about to be registered."""
+        self.notice(module)
+        known: Any = parameter  # torch's types hold a Parameter to be never lazy
+        if is_lazy(known):
+            self.lazy.append(
+                f"{type(module).__name__} made at {self._places[module]}: its {name!r} has no shape before a first "
+                f"forward, so no plan can be made for it; use the class with all sizes given, as nn.Linear"
+            )
+            return parameter
+        if parameter.is_meta:
+            return parameter
+        if parameter not in self._replaced:
+            self._replaced[parameter] = _meta_copy(parameter)
+        replaced: nn.Parameter = self._replaced[parameter]
+        return replaced
+
+
+class MixedDevices(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses operators that read a parameter without values together with a real tensor and return a real tensor.
+
+    Most of torch refuses that itself; `mm` and `conv` read memory that is not there and return what they find.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if _has(result, meta=False) and _has((args, kwargs), meta=True) and _has((args, kwargs), meta=False):
+            raise RuntimeError(f"{func} computes with a meta tensor, which holds no values")
+        return result
+
+
+def _has(values: Any, *, meta: bool) -> bool:
+    return any(isinstance(leaf, torch.Tensor) and leaf.is_meta == meta for leaf in tree_leaves(values))
+
+
+def _meta_copy(parameter: nn.Parameter) -> nn.Parameter:
+    data = parameter.detach().to("meta")
+    made: nn.Parameter
+    if nn.Parameter in type(parameter).__mro__[1:]:
+        made = torch.Tensor._make_subclass(type(parameter), data, parameter.requires_grad)
+    else:
+        made = nn.Parameter(data, requires_grad=parameter.requires_grad)
+    made.__dict__.update(parameter.__dict__)
+    return made
+
+
+class _Active(threading.local):
+    def __init__(self) -> None:
+        self.recorders: list[Recorder] = []
+
+
+_active = _Active()
+_install_lock = threading.Lock()
+_installed: list[Any] = []
+
+
+def _parameter_hook(module: nn.Module, name: str, parameter: nn.Parameter) -> Any:
+    return _active.recorders[-1].on_meta(module, name, parameter) if _active.recorders else None
+
+
+def _module_hook(module: nn.Module, name: str, child: nn.Module) -> None:
+    if _active.recorders:
+        _active.recorders[-1].notice(module)
+
+
+def _install() -> None:
+    """Install the hooks, once in a process: taking them out again would pull them from under another thread."""
+    with _install_lock:
+        if not _installed:
+            _installed.append(register_module_parameter_registration_hook(_parameter_hook))
+            _installed.append(register_module_module_registration_hook(_module_hook))
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """Within it, in this thread, parameters that are registered become meta tensors."""
+    _install()
+    recorder = Recorder()
+    _active.recorders.append(recorder)
+    try:
+        with MixedDevices():  # type: ignore[no-untyped-call]
+            yield recorder
+    finally:
+        _active.recorders.pop()

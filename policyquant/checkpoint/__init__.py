@@ -1,0 +1,1 @@
+"""Checkpoints as streams of tensors: what a layer is loaded from, and where it lies."""

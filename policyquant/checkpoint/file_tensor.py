@@ -1,0 +1,268 @@
+"""Tensors of safetensors files that are open: each read maps the bytes that it is about, and no more.
+
+A mapping is private to its read and goes with the tensor that was read. Large tensors are not copied unless their bytes
+do not lie as the dtype needs them.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from math import prod
+from typing import Final
+
+import torch
+
+from policyquant.checkpoint.tensors import LazyTensor
+from policyquant.errors import SourceError
+from policyquant.inventory.json_file import unreadable
+
+TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "C64": torch.complex64,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+}
+"""dtype as safetensors spells it → PyTorch's. Those that are missing here are smaller than a byte."""
+
+_LEAST_MAPPED: Final = 1 << 16
+"""Bytes; fewer are copied sooner than they are mapped, above all scales."""
+
+_CAN_COPY: Final = hasattr(os, "preadv")
+"""Not on Windows, where mappings need no descriptors."""
+
+_NO_MORE_MAPS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+class OpenFile:
+    """A file of tensors, held open, so that its name may come to mean another one meanwhile.
+
+    It must not change where it lies: whoever wrote into it may have changed any tensor.
+    """
+
+    def __init__(self, descriptor: int, label: str) -> None:
+        """
+        Args:
+            descriptor: Of the file. It is duplicated, so the caller closes its own.
+            label: What to call the file in messages.
+        """
+        self.label = label
+        self._descriptor = os.dup(descriptor)
+        self._closing = weakref.finalize(self, os.close, self._descriptor)
+        status = os.fstat(self._descriptor)
+        self._size, self._changed = status.st_size, status.st_mtime_ns
+        self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+    def read(self, start: int, length: int) -> torch.Tensor:
+        """`length` bytes (at least one) from `start`: uint8, [length]. Not to be written to.
+
+        They are a view of the file. They are a copy if they are few, or if the system gives no more mappings: one layer
+        may have more experts than a process may open files.
+
+        Raises:
+            SourceError: the file has changed since it was opened, or the system refuses to map it.
+        """
+        try:
+            self._check_unchanged()
+            if length < _LEAST_MAPPED and _CAN_COPY:
+                return self._copied(start, length)
+            skipped = start % mmap.ALLOCATIONGRANULARITY
+            try:
+                mapped = self._map(start - skipped, skipped + length)
+            except OSError as error:
+                if error.errno not in _NO_MORE_MAPS or not _CAN_COPY:
+                    raise
+                return self._copied(start, length)
+        except OSError as error:
+            raise unreadable(self.label, error) from None
+        self._maps.add(mapped)
+        return torch.frombuffer(mapped, dtype=torch.uint8, count=length, offset=skipped)
+
+    def _check_unchanged(self) -> None:
+        status = os.fstat(self._descriptor)
+        advice = "; leave it alone until the model is loaded, and open it again"
+        # Touching a mapped page beyond the end of a file kills the process.
+        if status.st_size != self._size:
+            raise SourceError(
+                f"{self.label}: has {status.st_size:,} bytes, and had {self._size:,} when it was opened{advice}"
+            )
+        if status.st_mtime_ns != self._changed:
+            raise SourceError(f"{self.label}: was written to after it was opened{advice}")
+
+    def _map(self, start: int, length: int) -> mmap.mmap:
+        # Of a private mapping that can be written to, PyTorch takes a view without a warning; nobody writes.
+        if sys.version_info >= (3, 13):  # Before, each mapping duplicates the descriptor, of which there are few.
+            return mmap.mmap(self._descriptor, length, access=mmap.ACCESS_COPY, offset=start, trackfd=False)
+        return mmap.mmap(self._descriptor, length, access=mmap.ACCESS_COPY, offset=start)
+
+    def _copied(self, start: int, length: int) -> torch.Tensor:
+        data = bytearray(length)
+        left = memoryview(data)
+        while left:
+            count = os.preadv(self._descriptor, [left], start + length - len(left))
+            if not count:
+                raise SourceError(f"{self.label}: ends within a tensor")
+            left = left[count:]
+        return torch.frombuffer(data, dtype=torch.uint8)
+
+    def release(self) -> None:
+        """Give back the memory of all views of the file. Those that somebody still has stay valid: their pages come
+        again when they are touched."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for mapped in list(self._maps):
+                mapped.madvise(mmap.MADV_DONTNEED)
+
+
+class _Whole(LazyTensor):
+    """A tensor whose rows and entries are taken after all of it was read."""
+
+    def rows(self, start: int, stop: int) -> LazyTensor:
+        size = self._leading("rows")
+        return _Changed(self, (len(range(size)[start:stop]), *self.shape[1:]), lambda tensor: tensor[start:stop])
+
+    def expert(self, index: int) -> LazyTensor:
+        self._entry(index)
+        return _Changed(self, self.shape[1:], lambda tensor: tensor[index])
+
+    def transposed(self) -> LazyTensor:
+        if len(self.shape) < 2:
+            raise IndexError(f"{self.place} of shape {list(self.shape)} has no two dimensions to exchange")
+        return _Transposed(self)
+
+    def _leading(self, what: str) -> int:
+        if not self.shape:
+            raise IndexError(f"{self.place} is a scalar, which has no {what}")
+        return self.shape[0]
+
+    def _entry(self, index: int) -> int:
+        """The index counted from the first entry."""
+        size = self._leading("entries")
+        if not -size <= index < size:
+            raise IndexError(f"{self.place} of shape {list(self.shape)} has no entry {index}")
+        return index % size
+
+
+class _Changed(_Whole):
+    """What becomes of a tensor after it was read."""
+
+    def __init__(
+        self, source: LazyTensor, shape: tuple[int, ...], change: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        super().__init__(source.name, shape, source.dtype, source.file)
+        self._source = source
+        self._change = change
+
+    def read(self) -> torch.Tensor:
+        return self._change(self._source.read())
+
+
+class _Transposed(_Changed):
+    """A tensor with its last two dimensions exchanged. If there are more, the first is the source's, which reads less
+    of it."""
+
+    def __init__(self, source: LazyTensor) -> None:
+        *leading, rows, columns = source.shape
+        super().__init__(source, (*leading, columns, rows), lambda tensor: tensor.transpose(-2, -1))
+
+    def rows(self, start: int, stop: int) -> LazyTensor:
+        if len(self.shape) == 2:
+            return super().rows(start, stop)
+        return _Transposed(self._source.rows(start, stop))
+
+    def expert(self, index: int) -> LazyTensor:
+        if len(self.shape) == 2:
+            return super().expert(index)
+        return _Transposed(self._source.expert(index))
+
+    def transposed(self) -> LazyTensor:
+        return self._source
+
+
+class FileTensor(_Whole):
+    """A tensor of an open file, or some of its rows, of which only the bytes are read."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, file: OpenFile, start: int) -> None:
+        """
+        Args:
+            name: Its full name in the file.
+            shape: Its sizes; row-major, without gaps.
+            dtype: One of `TORCH_DTYPES`.
+            file: Where it lies.
+            start: Offset of its first byte in the file.
+        """
+        super().__init__(name, shape, dtype, file.label)
+        self._open = file
+        self._start = start
+
+    def read(self) -> torch.Tensor:
+        """The values, as stored: a view of the file, not to be written to, or a copy where the bytes do not lie at a
+        multiple of the dtype's size.
+
+        Raises:
+            SourceError: the file has changed since it was opened, or cannot be mapped.
+        """
+        length = prod(self.shape) * self.dtype.itemsize
+        if not length:
+            return torch.empty(self.shape, dtype=self.dtype)
+        data = self._open.read(self._start, length)
+        if self.dtype == torch.bool:  # A byte that is neither 0 nor 1 is no bool that PyTorch can compute with.
+            return (data != 0).reshape(self.shape)
+        if data.data_ptr() % self.dtype.itemsize:
+            data = data.clone()
+        return data.view(self.dtype).reshape(self.shape)
+
+    def rows(self, start: int, stop: int) -> FileTensor:
+        chosen = range(self._leading("rows"))[start:stop]
+        return self._part((len(chosen), *self.shape[1:]), chosen.start)
+
+    def expert(self, index: int) -> FileTensor:
+        return self._part(self.shape[1:], self._entry(index))
+
+    def _part(self, shape: tuple[int, ...], first: int) -> FileTensor:
+        row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
+        return FileTensor(self.name, shape, self.dtype, self._open, self._start + first * row_bytes)
+
+
+class UnreadableTensor(_Whole):
+    """A tensor of a dtype that PyTorch does not have. It has a name and a shape, but no values; its dtype, which is not
+    among PyTorch's, is given as uint8."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], stored_dtype: str, file: str) -> None:
+        """
+        Args:
+            name: Its full name in the file.
+            shape: In elements, of which one takes less than a byte.
+            stored_dtype: As safetensors spells it.
+            file: What to call the file.
+        """
+        super().__init__(name, shape, torch.uint8, file)
+        self.stored_dtype = stored_dtype
+
+    def read(self) -> torch.Tensor:
+        """
+        Raises:
+            SourceError: always.
+        """
+        raise SourceError(
+            f"{self.place} is stored as {self.stored_dtype}, of which PyTorch has no tensors; expected one of"
+            f" {', '.join(TORCH_DTYPES)}"
+        )

@@ -1,0 +1,1 @@
+"""Modules that own a quant method."""

@@ -1,0 +1,107 @@
+"""What a layer hands on: its result as the plan's `output` says, in a plain dtype or already quantized.
+
+A layer that emits FP8 returns a `QuantizedTensor`, which the next linear reads without quantizing again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from policyquant.errors import PolicyQuantError, did_you_mean
+from policyquant.kernels import ops
+from policyquant.layers.base import PolicyLayer
+from policyquant.policy.scheme import Quantization, Scheme
+from policyquant.quantized_tensor import QuantizedTensor
+
+PLAIN: Final = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+"""Names of the dtypes in which a layer may hand on a plain tensor → the dtype."""
+
+QUANTIZED: Final = {
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
+"""Names of the dtypes in which a layer may hand on codes → the dtype."""
+
+
+def check_output(output: str | Quantization | None, layer_name: str = "") -> None:
+    """Refuse an output that no layer can produce; `layer_name` is named in the message.
+
+    Raises:
+        PolicyQuantError: the dtype is unknown, the granularity is neither per token nor per tensor, or the scale is
+            static and the policy gives none.
+    """
+    where = f"{layer_name}: " if layer_name else ""
+    if output is None:
+        return
+    if isinstance(output, str):
+        if output not in PLAIN:
+            raise PolicyQuantError(
+                f"{where}output {output!r} is not a plain dtype; expected one of {', '.join(PLAIN)}"
+                f"{did_you_mean(output, PLAIN)}"
+            )
+        return
+    if output.dtype not in QUANTIZED:
+        raise PolicyQuantError(
+            f"{where}an output cannot be quantized to {output.dtype!r}; expected one of {', '.join(QUANTIZED)}"
+            f"{did_you_mean(output.dtype, QUANTIZED)}"
+        )
+    if output.granularity not in ("tensor", "token"):
+        raise PolicyQuantError(
+            f"{where}an output cannot be quantized per {output.granularity}; expected granularity token or tensor"
+        )
+    if output.scheme == "static" and output.granularity == "token":
+        raise PolicyQuantError(f"{where}a static output takes granularity tensor, found token")
+    if output.scheme == "static" and output.scale is None:
+        raise PolicyQuantError(
+            f"{where}the output {output} has no scale; write one into the policy"
+            f" (output: {{dtype: {output.dtype}, granularity: tensor, scheme: static, scale: ...}}) or make it dynamic"
+        )
+
+
+def quantize_output(x: torch.Tensor, output: str | Quantization | None) -> torch.Tensor | QuantizedTensor:
+    """`x` [..., N] as `output` says: untouched (None), in a plain dtype (its PyTorch name), or quantized.
+
+    Dynamic scales are computed from `x`, one for each row of the last dimension (granularity token: [..., 1]) or one
+    for all of it (tensor: [1]), and bounded by `scale_ub`; a static scale [1] is the one that the policy gives.
+
+    Raises:
+        PolicyQuantError: no layer can produce the output; see `check_output`.
+    """
+    if output is None:
+        return x
+    check_output(output)
+    if isinstance(output, str):
+        return x.to(PLAIN[output])
+    dtype = QUANTIZED[output.dtype]
+    if output.granularity == "token":
+        data, scale = ops.per_token_scaled_fp8_quant(x, output.scale_ub, dtype)
+        return QuantizedTensor(data, scale, "token", x.dtype)
+    if output.scheme == "static":
+        assert output.scale is not None
+        scale = torch.full((1,), output.scale, dtype=torch.float32, device=x.device)
+        return QuantizedTensor(ops.static_scaled_fp8_quant(x, scale, dtype), scale, "tensor", x.dtype)
+    data, scale = ops.dynamic_scaled_fp8_quant(x, output.scale_ub, dtype)
+    return QuantizedTensor(data, scale, "tensor", x.dtype)
+
+
+class EmittingLayer(PolicyLayer):
+    """A layer without a method of its own whose result is handed on as the plan's `output` says."""
+
+    def take_scheme(self, scheme: Scheme) -> None:
+        """Take what the plan decided.
+
+        Raises:
+            PolicyQuantError: the layer cannot produce the scheme's output.
+        """
+        check_output(scheme.output, self.layer_name)
+        super().take_scheme(scheme)
+
+    def emit(self, x: torch.Tensor) -> torch.Tensor | QuantizedTensor:
+        """The layer's result [..., N] as the plan's `output` says."""
+        return x if self.scheme.output is None else quantize_output(x, self.scheme.output)

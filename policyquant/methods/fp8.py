@@ -1,0 +1,296 @@
+"""Method `fp8`: weights and activations in 8-bit floating point, multiplied as they are.
+
+What it does
+------------
+Weights are stored as FP8 codes with one float32 scale for each output channel, or one for each part of the layer.
+Each input is quantized to FP8 as it comes, with one scale for each token or one for all of it; or with a scale that
+was fixed beforehand (static), from the checkpoint's `input_scale` or from the policy.
+
+When to use it
+--------------
+The usual W8A8 on GPUs with FP8 tensor cores (compute capability 8.9 and up): half the memory of BF16, and close to
+its quality. A static input scale saves a pass over the input and needs calibration; per token needs none.
+
+Numerics
+--------
+x ≈ q · s, with F the largest finite value of the format: 448 for float8_e4m3fn, 57344 for float8_e5m2
+(Micikevicius et al. 2022, arXiv:2209.05433).
+
+    weight    s[n] = max_k |w[n, k]| / F              q = fp8(clamp(w / s, -F, F)), to nearest, ties to even
+    dynamic   s[m] = min(max_k |x[m, k]| / F, scale_ub)
+    result    y[m, n] = (Σ_k qx[m, k] · qw[n, k]) · sx[m] · sw[n] + bias[n], in float32, rounded once
+
+A per-tensor scale takes its maximum over the whole part (weight) or input. Static scales of a layer's parts become
+their maximum, since the parts read one input. An element errs by at most 2^-4 of itself (e4m3; 2^-3 for e5m2), or by
+half a subnormal step, s · 2^-10 (e5m2: s · 2^-17), whichever is more. NaN or infinity in a weight is an error at load.
+
+Shapes and alignment
+--------------------
+Any. Codes `weight` [N, K] ([experts, N, K]); `weight_scale` float32 [N, 1] ([experts, N, 1]) per channel, [parts]
+([experts, parts]) per tensor; `input_scale` float32 [parts] ([experts, parts]) if static.
+
+What runs it
+------------
+The operators `per_token_scaled_fp8_quant`, `dynamic_scaled_fp8_quant`, `static_scaled_fp8_quant` and `scaled_mm`.
+
+Example
+-------
+    version: 1
+    default: none
+    layers:
+      "decoder.*.mlp": fp8
+      "decoder.*.self_attn.o_proj": {method: fp8, weight: {granularity: tensor}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import torch
+
+from policyquant.checkpoint.tensors import LazyTensor, Slot
+from policyquant.errors import PolicyQuantError
+from policyquant.kernels import ops
+from policyquant.methods.base import OUTPUT_DTYPES, PLAIN_DTYPES, QuantMethod, WeightLayer
+from policyquant.methods.pieces import (
+    buffer,
+    by_row,
+    check_bias,
+    check_places,
+    create_bias,
+    entry,
+    load_bias,
+    misshapen,
+    not_plain,
+    pieces,
+    place_of,
+    refuse_nonfinite,
+    runs,
+)
+from policyquant.methods.registry import register
+from policyquant.policy.methods import METHODS
+from policyquant.policy.scheme import Quantization
+from policyquant.quantized_tensor import QuantizedTensor
+
+FP8: Final = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
+"""Names of the formats in plans → PyTorch's dtypes."""
+
+_SUFFIXES: Final = frozenset({"weight", "weight_scale", "input_scale", "bias"})
+
+
+@register
+class Fp8(QuantMethod):
+    """FP8 weights and activations; see the module's docstring."""
+
+    spec = METHODS["fp8"]
+
+    @property
+    def _weight(self) -> Quantization:
+        assert self.scheme.weight is not None
+        return self.scheme.weight
+
+    @property
+    def _input(self) -> Quantization:
+        assert self.scheme.input is not None
+        return self.scheme.input
+
+    def create_weights(self, layer: WeightLayer, device: torch.device) -> None:
+        """Codes [.., N, K], scales, and the bias unless the layer has one on this device."""
+        leading = () if layer.num_experts is None else (layer.num_experts,)
+        rows, parts = (*leading, layer.out_features), (*leading, len(layer.parts))
+        scales = (*rows, 1) if self._weight.granularity == "channel" else parts
+        layer._parameters.pop("weight", None)
+        # Straight into the table: the layer's `weight` is its logical view, with which registering would collide.
+        layer._buffers["weight"] = torch.empty((*rows, layer.in_features), dtype=FP8[self._weight.dtype], device=device)
+        layer._buffers["weight_scale"] = torch.empty(scales, dtype=torch.float32, device=device)
+        layer._buffers.pop("input_scale", None)
+        if self._input.scheme == "static":
+            layer._buffers["input_scale"] = torch.empty(parts, dtype=torch.float32, device=device)
+        create_bias(layer, device)
+
+    def check(self, layer: WeightLayer, tensors: Mapping[Slot, LazyTensor]) -> Iterator[str]:
+        """What is missing, surplus, or of a shape or dtype that cannot be loaded."""
+        yield from check_places(layer, tensors, _SUFFIXES)
+        for expert, part, rows in pieces(layer):
+            yield from self._check_weight(layer, tensors, part, expert, rows.stop - rows.start)
+            yield from check_bias(layer, tensors, part, expert, rows.stop - rows.start)
+            yield from self._check_input(layer, tensors, part, expert)
+
+    def _check_weight(
+        self, layer: WeightLayer, tensors: Mapping[Slot, LazyTensor], part: str, expert: int | None, rows: int
+    ) -> Iterator[str]:
+        where = place_of(layer, part, expert)
+        weight = tensors.get(Slot("weight", part, expert))
+        if weight is None:
+            yield f"{where}: no weight is stored"
+        else:
+            yield from misshapen(where, weight, [(rows, layer.in_features)])
+            if weight.dtype in FP8.values():
+                scale = tensors.get(Slot("weight_scale", part, expert))
+                if scale is None:
+                    yield f"{where}: {weight.place} is stored as {weight.dtype}, but no weight_scale is stored with it"
+                else:
+                    yield from misshapen(where, scale, [(), (1,), (1, 1), (rows,), (rows, 1)])
+                    yield from not_plain(where, scale)
+            elif weight.dtype not in PLAIN_DTYPES:
+                yield f"{where}: {weight.place} is stored as {weight.dtype}; expected a plain float or FP8"
+
+    def _check_input(
+        self, layer: WeightLayer, tensors: Mapping[Slot, LazyTensor], part: str, expert: int | None
+    ) -> Iterator[str]:
+        if self._input.scheme != "static" or self._input.scale is not None:
+            return
+        where = place_of(layer, part, expert)
+        stored = tensors.get(Slot("input_scale", part, expert))
+        if stored is None:
+            yield (
+                f"{where}: its input is quantized with a static scale, but no input_scale is stored and the policy"
+                " gives none; write input: {scheme: static, scale: ...} or input: {scheme: dynamic}"
+            )
+        else:
+            yield from misshapen(where, stored, [(), (1,), (1, 1)])
+            yield from not_plain(where, stored)
+
+    def load(self, layer: WeightLayer, tensors: Mapping[Slot, LazyTensor]) -> None:
+        """Fill codes, scales and bias; convert a few MiB at a time.
+
+        Raises:
+            PolicyQuantError: a weight holds NaN or infinity, or a stored scale is not finite and positive.
+        """
+        with torch.no_grad():
+            for index, (expert, part, rows) in enumerate(pieces(layer)):
+                self._load_weight(layer, tensors, expert, part, rows, index % len(layer.parts))
+            load_bias(layer, tensors)
+            if self._input.scheme == "static":
+                self._load_input_scale(layer, tensors)
+
+    def _load_weight(
+        self,
+        layer: WeightLayer,
+        tensors: Mapping[Slot, LazyTensor],
+        expert: int | None,
+        part: str,
+        rows: slice,
+        index: int,
+    ) -> None:
+        source = tensors[Slot("weight", part, expert)]
+        stored = tensors.get(Slot("weight_scale", part, expert)) if source.dtype in FP8.values() else None
+        scale = None if stored is None else _scale(stored)
+        codes, scales = entry(buffer(layer, "weight"), expert)[rows], entry(buffer(layer, "weight_scale"), expert)
+        per_channel = self._weight.granularity == "channel"
+        if scale is not None and source.dtype == codes.dtype and (per_channel or scale.numel() == 1):
+            for start, stop in runs(source.shape):
+                chunk = source.rows(start, stop).read()
+                refuse_nonfinite(source, chunk, start)
+                codes[start:stop].copy_(chunk)
+            scales[rows if per_channel else slice(index, index + 1)].copy_(scale if per_channel else scale.reshape(1))
+        elif per_channel:
+            for start, stop in runs(source.shape):
+                values = _values(source, scale, start, stop)
+                quantized, of_rows = ops.per_token_scaled_fp8_quant(values, None, codes.dtype)
+                codes[start:stop].copy_(quantized)
+                scales[rows][start:stop].copy_(of_rows)
+        else:
+            largest = max(float(_values(source, scale, *run).abs().amax()) for run in runs(source.shape))
+            limits = torch.finfo(torch.float32)
+            one = torch.tensor([largest / torch.finfo(codes.dtype).max], dtype=torch.float32).clamp_min(limits.tiny)
+            for start, stop in runs(source.shape):
+                values = _values(source, scale, start, stop)
+                codes[start:stop].copy_(ops.static_scaled_fp8_quant(values, one.to(values.device), codes.dtype))
+            scales[index : index + 1].copy_(one)
+
+    def _load_input_scale(self, layer: WeightLayer, tensors: Mapping[Slot, LazyTensor]) -> None:
+        target = buffer(layer, "input_scale")
+        if self._input.scale is not None:
+            target.fill_(self._input.scale)
+            return
+        for expert in (None,) if layer.num_experts is None else range(layer.num_experts):
+            stored = [_scale(tensors[Slot("input_scale", part, expert)]) for part in layer.parts]
+            entry(target, expert).fill_(max(float(scale.max()) for scale in stored))
+
+    def apply(self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor) -> torch.Tensor:
+        """x [..., K] → [..., N]. Codes that a `QuantizedTensor` brings in the plan's format are read as they are."""
+        out_dtype, rows = self._out_dtype(layer), layer.out_features
+        if 0 in x.shape:
+            return torch.empty((*x.shape[:-1], rows), dtype=out_dtype, device=x.device)
+        scale = layer._buffers.get("input_scale")
+        read = self._quantize(x, None if scale is None else scale[:1]).reshape(-1, layer.in_features)
+        weight_scale = self._weight_scale(layer, buffer(layer, "weight_scale"))
+        bias = layer._parameters.get("bias")
+        y = ops.scaled_mm(read.data, buffer(layer, "weight"), read.scale, weight_scale, bias, out_dtype)
+        return y.reshape(*x.shape[:-1], rows)
+
+    def apply_experts(self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor, counts: list[int]) -> torch.Tensor:
+        """x [T, K] sorted by expert → [T, N]; dynamic scales are those of the whole input, static ones the expert's."""
+        out = torch.empty((x.shape[0], layer.out_features), dtype=self._out_dtype(layer), device=x.device)
+        if 0 in x.shape:
+            return out
+        static, bias = layer._buffers.get("input_scale"), layer._parameters.get("bias")
+        if static is None:
+            x = self._quantize(x, None)
+        weight, scales, start = buffer(layer, "weight"), buffer(layer, "weight_scale"), 0
+        for expert, count in enumerate(counts):
+            if not count:
+                continue
+            chosen = slice(start, start + count)
+            rows = self._quantize(x[chosen], None if static is None else static[expert, :1])
+            weight_scale = self._weight_scale(layer, scales[expert])
+            own_bias = None if bias is None else bias[expert]
+            out[chosen] = ops.scaled_mm(rows.data, weight[expert], rows.scale, weight_scale, own_bias, out.dtype)
+            start += count
+        return out
+
+    def dequantize(self, layer: WeightLayer) -> torch.Tensor:
+        """[N, K] or [experts, N, K] in `layer.params_dtype`."""
+        scale = buffer(layer, "weight_scale")
+        if self._weight.granularity == "tensor":
+            scale = by_row(layer, scale)
+        return ops.dequantize(buffer(layer, "weight"), scale, layer.params_dtype)
+
+    def _out_dtype(self, layer: WeightLayer) -> torch.dtype:
+        output = self.scheme.output
+        return OUTPUT_DTYPES[output] if isinstance(output, str) else layer.params_dtype
+
+    def _quantize(self, x: torch.Tensor | QuantizedTensor, static: torch.Tensor | None) -> QuantizedTensor:
+        """x as codes; `static` [1] is the scale to use, if it is fixed."""
+        dtype = FP8[self._input.dtype]
+        if isinstance(x, QuantizedTensor):
+            if x.data.dtype == dtype:
+                return x
+            x = x.dequantize()
+        if static is not None:
+            return QuantizedTensor(ops.static_scaled_fp8_quant(x, static, dtype), static, "tensor", x.dtype)
+        if self._input.granularity == "token":
+            data, scale = ops.per_token_scaled_fp8_quant(x, self._input.scale_ub, dtype)
+            return QuantizedTensor(data, scale, "token", x.dtype)
+        data, scale = ops.dynamic_scaled_fp8_quant(x, self._input.scale_ub, dtype)
+        return QuantizedTensor(data, scale, "tensor", x.dtype)
+
+    def _weight_scale(self, layer: WeightLayer, scale: torch.Tensor) -> torch.Tensor:
+        """Scales of one weight as the product takes them: [N, 1], or [1] where one covers it all."""
+        if self._weight.granularity == "channel" or len(layer.parts) == 1:
+            return scale
+        return by_row(layer, scale)
+
+
+def _values(source: LazyTensor, scale: torch.Tensor | None, start: int, stop: int) -> torch.Tensor:
+    """Rows of a stored weight in float32."""
+    chunk = source.rows(start, stop).read()
+    refuse_nonfinite(source, chunk, start)
+    values = chunk.to(torch.float32)
+    if scale is None:
+        return values
+    return values * (scale if scale.numel() == 1 else scale[start:stop])
+
+
+def _scale(stored: LazyTensor) -> torch.Tensor:
+    """A stored scale in float32: [1, 1] for one, [N, 1] for one a row."""
+    scale = stored.read().to(torch.float32).reshape(-1, 1)
+    wrong = ~(scale.isfinite() & (scale > 0))
+    if bool(wrong.any()):
+        index = int(wrong.nonzero()[0, 0])
+        raise PolicyQuantError(
+            f"{stored.place} holds {float(scale[index, 0])} at [{index}]; a scale must be finite and positive"
+        )
+    return scale

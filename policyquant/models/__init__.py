@@ -1,0 +1,1 @@
+"""Reference models made of the package's layers."""

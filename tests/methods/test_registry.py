@@ -1,0 +1,113 @@
+"""Methods by name: those that run, those that only plan, and those that another package brings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from policyquant.errors import PolicyQuantError
+from policyquant.methods.base import QuantMethod
+from policyquant.methods.registry import BUILT_IN, method_class, method_for, register, runnable
+from policyquant.policy.methods import METHODS
+from policyquant.policy.scheme import Scheme
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", list(BUILT_IN))
+def test_a_built_in_method_is_found_under_the_name_that_policies_use(name: str) -> None:
+    found = method_class(name)
+    assert issubclass(found, QuantMethod)
+    assert found.spec is METHODS[name]
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in BUILT_IN])
+def test_a_method_that_only_plans_says_which_run(name: str) -> None:
+    with pytest.raises(PolicyQuantError, match=f"'{name}' can be planned, but nothing runs it yet; methods that run: "):
+        method_for(Scheme(name))
+
+
+def test_a_name_that_nobody_knows_is_answered_with_the_nearest() -> None:
+    with pytest.raises(PolicyQuantError, match="no method is named 'fp9'; did you mean 'fp8'"):
+        method_class("fp9")
+
+
+def test_two_methods_of_one_name_are_refused() -> None:
+    class Other:
+        spec = METHODS["fp8"]
+
+    method_class("fp8")
+    with pytest.raises(PolicyQuantError, match="two methods are named 'fp8'"):
+        register(Other)
+
+
+PLUGIN = '''
+from policyquant.methods.unquantized import Unquantized
+from policyquant.policy.methods import MethodSpec
+from policyquant.policy.scheme import Quantization
+
+
+class Rounded(Unquantized):
+    """Stands for a method of its own: it is planned, and found by name."""
+
+    spec = MethodSpec(
+        "rounded", "Rounds.", "In a test.", frozenset({"linear"}), Quantization("int8", "channel"), shapes="any"
+    )
+'''
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    """A package as pip installs it: a module, and metadata with an entry point."""
+    (tmp_path / "rounding_methods.py").write_text(PLUGIN)
+    metadata = tmp_path / "rounding_methods-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: rounding-methods\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[policyquant.methods]\nrounded = rounding_methods:Rounded\n")
+    return tmp_path
+
+
+def run(plugin: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(plugin)}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, cwd=ROOT, check=False
+    )
+
+
+def test_another_package_brings_a_method_that_policies_and_models_use(plugin: Path) -> None:
+    program = textwrap.dedent("""
+        from policyquant import Inventory, load_policy, resolve
+        from policyquant.methods.registry import method_for, runnable
+        inventory = Inventory.from_tensors([("model.layers.0.mlp.down_proj.weight", (8, 8), "BF16")])
+        plan = resolve(load_policy({"layers": {"*.down_proj": "rounded"}}), inventory)
+        assert not plan.errors(), plan.errors()
+        layer = plan["model.layers.0.mlp.down_proj"]
+        print(layer.scheme, layer.bytes_after, type(method_for(layer.scheme)).__name__, "rounded" in runnable())
+    """)
+    finished = run(plugin, "-c", program)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.strip() == "rounded (weight int8 per channel) 96 Rounded True"
+
+
+def test_a_method_that_cannot_be_loaded_is_an_error_that_names_its_package(plugin: Path) -> None:
+    (plugin / "rounding_methods.py").write_text("import a_module_that_is_not_there")
+    program = "from policyquant.policy.methods import METHODS; METHODS['rounded']"
+    finished = run(plugin, "-c", program)
+    assert "method 'rounded' of rounding_methods:Rounded cannot be loaded: No module named" in finished.stderr
+
+
+def test_what_runs_is_told_without_loading_torch() -> None:
+    program = (
+        "import sys; from policyquant.methods.registry import runnable; runnable(); assert 'torch' not in sys.modules"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_the_methods_that_run_begin_with_our_own() -> None:
+    assert runnable()[: len(BUILT_IN)] == list(BUILT_IN)
