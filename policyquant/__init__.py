@@ -11,6 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from policyquant.build.build import build as build
+    from policyquant.build.plan_config import PlanConfig as PlanConfig
+    from policyquant.errors import BuildError as BuildError
     from policyquant.errors import PolicyError as PolicyError
     from policyquant.errors import PolicyQuantError as PolicyQuantError
     from policyquant.errors import SourceError as SourceError
@@ -27,17 +30,20 @@ if TYPE_CHECKING:
     from policyquant.policy.scheme import Scheme as Scheme
 
 _PLACES = {
+    "BuildError": "policyquant.errors",
     "Explanation": "policyquant.plan.explain",
     "Finding": "policyquant.findings",
     "Inventory": "policyquant.inventory.inventory",
     "LayerPlan": "policyquant.plan.rows",
     "Plan": "policyquant.plan.plan",
+    "PlanConfig": "policyquant.build.plan_config",
     "Policy": "policyquant.policy.policy",
     "PolicyError": "policyquant.errors",
     "PolicyQuantError": "policyquant.errors",
     "Quantization": "policyquant.policy.scheme",
     "Scheme": "policyquant.policy.scheme",
     "SourceError": "policyquant.errors",
+    "build": "policyquant.build.build",
     "load_policy": "policyquant.policy.load",
     "read_plan": "policyquant.plan.read",
     "resolve": "policyquant.plan.resolve",

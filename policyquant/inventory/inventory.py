@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -90,6 +90,17 @@ class Inventory:
             (*stored.findings, *description.findings),
             stored,
         )
+
+    def with_classes(self, classes: Mapping[str, str]) -> Inventory:
+        """The same model, where the class names of modules tell what no architecture data and no name does.
+
+        Args:
+            classes: Name of a layer as the source has it → class name of its module (`Linear`).
+        """
+        known = {name: kind for name, kind in classes.items() if name not in self._stored.module_types}
+        if self.family is not None or not known:
+            return self
+        return Inventory.of(replace(self._stored, module_types={**self._stored.module_types, **known}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was read (not what was concluded) to a file that `open` reads back; `.gz` compresses it.

@@ -8,7 +8,7 @@ from torch import nn
 
 from policyquant.errors import PolicyQuantError
 from policyquant.layers.base import WeightLayer
-from policyquant.layers.embedding import VocabParallelEmbedding
+from policyquant.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from policyquant.layers.linear import Linear
 from policyquant.methods.registry import method_for
 from policyquant.policy.scheme import NONE
@@ -40,6 +40,23 @@ def adopt(module: nn.Linear | nn.Embedding) -> Linear | VocabParallelEmbedding:
             f"only nn.Linear and nn.Embedding themselves can be adopted, found {kind.__module__}.{kind.__qualname__}"
         )
     assert isinstance(module, Linear | VocabParallelEmbedding)
+    return module
+
+
+def adopt_head(module: nn.Module) -> ParallelLMHead:
+    """The same object as a head that can be tied to an embedding.
+
+    Raises:
+        PolicyQuantError: the module is neither exactly `nn.Linear` nor a `Linear` of ours.
+    """
+    if type(module) is not Linear:
+        adopt(module)  # type: ignore[call-overload]  # refuses what it does not take
+    assert isinstance(module, Linear)
+    rows, columns = module.out_features, module.in_features
+    module.__class__ = ParallelLMHead
+    assert isinstance(module, ParallelLMHead)
+    module.num_embeddings, module.embedding_dim = rows, columns
+    module.__dict__["tied_to"] = None
     return module
 
 

@@ -131,6 +131,7 @@ class ParallelLMHead(Linear):
                 f"head {self.layer_name!r} [{self.num_embeddings}, {self.embedding_dim}] cannot be tied to embedding"
                 f" {embedding.layer_name!r} [{embedding.num_embeddings}, {embedding.embedding_dim}]"
             )
+        self.__dict__["tied_to"] = None
         self._parameters.pop("weight", None)
         self._buffers.clear()
         shared = embedding._parameters.get("weight")

@@ -1,0 +1,148 @@
+"""Weights into a bound tree, one layer at a time, each in its final form at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from policyquant.build.binding import Binding
+from policyquant.checkpoint.tensors import Slot
+from policyquant.errors import BuildError, PolicyQuantError
+from policyquant.layers.adopt import adopt_head
+from policyquant.layers.base import PolicyLayer, WeightLayer
+from policyquant.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from policyquant.layers.linear import Linear
+from policyquant.methods.registry import method_for
+
+_PLAIN = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
+
+Progress = Callable[[int, int, str], None]
+"""Called with layers done, layers in all, and the name of the layer that comes next."""
+
+
+def prepare(bindings: Sequence[Binding], dtype: torch.dtype | None, model_dtype: torch.dtype) -> Iterator[str]:
+    """Settle each layer's logical dtype, and say what is wrong with what is to be loaded."""
+    for binding in bindings:
+        module = binding.module
+        if binding.owns_weight:
+            assert isinstance(module, WeightLayer)
+            module.params_dtype = dtype or _stored_dtype(binding) or model_dtype
+            if binding.complete:
+                yield from _check(module, binding)
+            continue
+        for key, tensor in binding.tensors.items():
+            stored = binding.slots.get(Slot(key))
+            if stored is not None and stored.shape != tuple(tensor.shape):
+                yield f"{stored.place} has shape {list(stored.shape)}; the model has {list(tensor.shape)}"
+        for slot, stored in binding.slots.items():
+            if slot.suffix not in binding.tensors:
+                yield f"{stored.place} is in the source, but {binding.name!r} has no {slot.suffix!r}"
+
+
+def _check(module: WeightLayer, binding: Binding) -> list[str]:
+    try:
+        return list(method_for(binding.scheme).check(module, binding.slots))
+    except PolicyQuantError as error:
+        return [f"{binding.name}: {error}"]
+
+
+def _stored_dtype(binding: Binding) -> torch.dtype | None:
+    for slot, tensor in binding.slots.items():
+        if slot.suffix == "weight" and tensor.dtype in _PLAIN:
+            return tensor.dtype
+    return None
+
+
+def load(
+    bindings: Sequence[Binding],
+    device: torch.device,
+    dtype: torch.dtype | None,
+    release: Callable[[], None],
+    progress: Progress | None = None,
+) -> None:
+    """Give each module its tensors. Parameters own their memory."""
+    for number, binding in enumerate(bindings):
+        if progress is not None:
+            progress(number, len(bindings), binding.name)
+        module = binding.module
+        if isinstance(module, PolicyLayer):
+            module.take_scheme(binding.scheme)
+        if binding.owns_weight:
+            assert isinstance(module, WeightLayer)
+            _load_weights(module, binding, device)
+        else:
+            _load_plain(module, binding, device, dtype)
+        release()
+    if progress is not None:
+        progress(len(bindings), len(bindings), "")
+
+
+def _load_weights(module: WeightLayer, binding: Binding, device: torch.device) -> None:
+    method = method_for(binding.scheme)
+    module.take_method(method, device)
+    method.load(module, binding.slots)
+    method.process_weights_after_loading(module)
+    for key, before in binding.tensors.items():
+        after = module._parameters.get(key)
+        if after is not None:
+            after.requires_grad_(before.requires_grad)
+
+
+def _load_plain(module: nn.Module, binding: Binding, device: torch.device, dtype: torch.dtype | None) -> None:
+    for key, before in binding.tensors.items():
+        values = binding.slots[Slot(key)].read()
+        if key in module._parameters:
+            wanted = dtype if dtype is not None and values.is_floating_point() else values.dtype
+            owned = torch.empty(before.shape, dtype=wanted, device=device).copy_(values)
+            # Through the module, since some keep lists of their parameters beside.
+            setattr(module, key, nn.Parameter(owned, before.requires_grad))
+        else:
+            buffer = module._buffers[key]
+            assert buffer is not None
+            module._buffers[key] = torch.empty(before.shape, dtype=buffer.dtype, device=device).copy_(values)
+
+
+Ties = list[tuple[nn.Module, str, nn.Module, str]]
+"""A module and its parameter's name, and the first module that has the same parameter, with its name there."""
+
+
+def ties(root: nn.Module) -> Ties:
+    """Parameters that are one object under several names."""
+    first: dict[int, tuple[nn.Module, str]] = {}
+    found: Ties = []
+    for module in root.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                owner, name = first.setdefault(id(parameter), (module, key))
+                if (owner, name) != (module, key):
+                    found.append((module, key, owner, name))
+    return found
+
+
+def retie(found: Ties) -> None:
+    """What was one parameter is one again, or one quantized weight.
+
+    Raises:
+        BuildError: the weight was quantized, and the second layer cannot use it.
+    """
+    for module, key, owner, name in found:
+        after = owner._parameters.get(name)
+        if after is not None:
+            setattr(module, key, after)
+            if isinstance(module, ParallelLMHead) and isinstance(owner, VocabParallelEmbedding):
+                module.tie_to(owner)
+        elif isinstance(owner, VocabParallelEmbedding) and (head := _head(module)) is not None:
+            head.tie_to(owner)
+        else:
+            raise BuildError(
+                f"{type(module).__name__} shares its {key!r} with a {type(owner).__name__} that is quantized; only a"
+                " linear head can use the weight of a quantized embedding"
+            )
+
+
+def _head(module: nn.Module) -> ParallelLMHead | None:
+    if isinstance(module, ParallelLMHead):
+        return module
+    return adopt_head(module) if type(module) in (nn.Linear, Linear) else None

@@ -1,0 +1,91 @@
+"""What a module tree asks for: each module that holds tensors or that a plan may decide about, and its parts' names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from policyquant.layers.base import PolicyLayer, WeightLayer
+
+
+class PartName(NamedTuple):
+    """One part of a module under the name that a checkpoint gives it."""
+
+    name: str
+    part: str = ""
+    expert: int | None = None
+
+
+def part_names(module: nn.Module, name: str) -> list[PartName]:
+    """The names of what a module holds. Parts of a merged layer stand beside it, as if they were layers of their own:
+    `self_attn.qkv_proj` holds `self_attn.q_proj`; `experts.gate_up_proj` holds `experts.0.gate_proj`."""
+    if not isinstance(module, WeightLayer):
+        return [PartName(name)]
+    parent = name.rpartition(".")[0]
+    prefix = f"{parent}." if parent else ""
+    if module.num_experts is None:
+        return [PartName(prefix + part if part else name, part) for part in module.parts]
+    return [
+        PartName(f"{prefix}{expert}.{part}", part, expert)
+        for expert in range(module.num_experts)
+        for part in module.parts
+    ]
+
+
+class Target(NamedTuple):
+    """One module of the tree that is to be bound."""
+
+    module: nn.Module
+    name: str
+    parts: list[PartName]
+    tensors: dict[str, torch.Tensor]
+    """Its own parameters and persistent buffers, those that another module has under an earlier name left out."""
+
+
+def targets(root: nn.Module) -> Iterator[Target]:
+    """Every module that holds tensors of its own, and every layer of ours, in the order of the tree."""
+    seen: dict[int, str] = {}
+    for name, module in root.named_modules():
+        transient = module._non_persistent_buffers_set
+        own = [*module._parameters.items(), *(b for b in module._buffers.items() if b[0] not in transient)]
+        tensors = {
+            key: tensor for key, tensor in own if tensor is not None and seen.setdefault(id(tensor), name) == name
+        }
+        if tensors or isinstance(module, PolicyLayer):
+            yield Target(module, name, part_names(module, name), tensors)
+
+
+def logical_state(root: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of a tree under the names of its parts, as a checkpoint that stores them one by one would have them.
+
+    Merged weights are given as views of their rows.
+    """
+    state: dict[str, torch.Tensor] = {}
+    for target in targets(root):
+        module = target.module
+        for key, tensor in target.tensors.items():
+            if not isinstance(module, WeightLayer) or key not in ("weight", "bias"):
+                state[f"{target.name}.{key}" if target.name else key] = tensor.detach()
+                continue
+            start: dict[int | None, int] = {}
+            for each in target.parts:
+                rows = tensor.detach() if each.expert is None else tensor.detach()[each.expert]
+                begin = start.get(each.expert, 0)
+                start[each.expert] = begin + module.parts[each.part]
+                state[f"{each.name}.{key}"] = rows[begin : start[each.expert]]
+    return state
+
+
+def class_names(root: nn.Module) -> dict[str, str]:
+    """Class name of each module by its name; a part of a merged layer is what it would be alone."""
+    classes: dict[str, str] = {}
+    for name, module in root.named_modules(remove_duplicate=False):
+        if isinstance(module, WeightLayer) and not isinstance(module, nn.Embedding):
+            kind = "Linear" if module.num_experts is None else "Experts"
+            classes.update((part.name, kind) for part in part_names(module, name))
+        else:
+            classes[name] = type(module).__name__
+    return classes
