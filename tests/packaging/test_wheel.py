@@ -36,7 +36,12 @@ def run(*command: str | Path, cwd: Path) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a source distribution of a copy of the tree, so that leftovers of other builds cannot get into it."""
     directory = tmp_path_factory.mktemp("wheel")
-    unwanted = shutil.ignore_patterns(".*", "build", "dist", "tests", "*.egg-info", "__pycache__")
+    anywhere = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__")
+
+    def unwanted(place: str, names: list[str]) -> set[str]:
+        top = {"build", "dist", "tests"} if Path(place) == ROOT else set()
+        return anywhere(place, names) | top
+
     tree = shutil.copytree(ROOT, directory / "tree", ignore=unwanted)
     run(sys.executable, "-m", "build", "--outdir", directory / "dist", cwd=tree)
     (built,) = (directory / "dist").glob("*.whl")
