@@ -30,6 +30,19 @@ _broadcast_shapes: Any = torch.broadcast_shapes
 _library = _new_library("policyquant", "DEF")
 
 
+_AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+def _without_autocast(name: str, device: str) -> Callable[..., Any]:
+    """The operator as it is outside autocast, which would round the float32 products inside it."""
+
+    def run(*inputs: Any, **keywords: Any) -> Any:
+        with torch.autocast(device, enabled=False):
+            return getattr(torch.ops.policyquant, name).default(*inputs, **keywords)
+
+    return run
+
+
 def _define(
     name: str,
     arguments: str,
@@ -68,6 +81,8 @@ def _define(
 
     _library.impl(name, cpu, "CPU")
     _library.impl(f"{name}.out", write, "CPU")
+    for device, key in _AUTOCAST.items():
+        _library.impl(name, _without_autocast(name, device), key)
     torch.library.register_fake(f"policyquant::{name}", fake, lib=_library)
     torch.library.register_fake(f"policyquant::{name}.out", write_nothing, lib=_library)
 
@@ -182,7 +197,7 @@ def per_token_scaled_fp8_quant(
 
 
 def per_channel_int8_quant(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes in [-127, 127] of w and a scale [..., 1] for each row: largest magnitude / 127.5."""
+    """Codes in [-128, 127] of w and a scale [..., 1] for each row: largest magnitude / 127.5."""
     result: tuple[torch.Tensor, torch.Tensor] = _ops.per_channel_int8_quant.default(w)
     return result
 
