@@ -8,11 +8,7 @@ SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 """Scales are at least the smallest normal float32, so that a row of zeros has one to divide by."""
 
 INT8_HALF_RANGE = 127.5
-"""Half of int8's range of 255 steps: compressed-tensors' divisor for symmetric scales.
-
-Codes differ from its codes only where it has -128, for a row's negative extreme (half a step from both -127 and -128).
-It also rounds the scales of bfloat16 weights to bfloat16; here they stay float32.
-"""
+"""Half of int8's range of 255 steps, -128 to 127: the divisor of compressed-tensors and torchao."""
 
 
 def static_scaled_fp8_quant(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -38,9 +34,9 @@ def per_token_scaled_fp8_quant(
 
 
 def per_channel_int8_quant(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes in [-127, 127], ties to even, and one scale for each row of the last dimension; NaN has code 0."""
+    """Codes in [-128, 127], ties to even, and one scale for each row of the last dimension; NaN has code 0."""
     scale = (_largest_finite(w) / INT8_HALF_RANGE).clamp_(min=SMALLEST_SCALE)
-    codes = (w.float() / scale).nan_to_num_(nan=0.0, posinf=127.0, neginf=-127.0).round_().clamp_(-127, 127)
+    codes = (w.float() / scale).nan_to_num_(nan=0.0).round_().clamp_(-128, 127)
     return codes.to(torch.int8).contiguous(), scale
 
 

@@ -13,11 +13,13 @@ Numerics
 --------
 w ≈ q · s, symmetric.
 
-    s[n] = max_k |w[n, k]| / 127.5          q = clamp(round(w / s), -127, 127), ties to even
+    s[n] = max_k |w[n, k]| / 127.5          q = clamp(round(w / s), -128, 127), ties to even
     y[m, n] = (Σ_k x[m, k] · q[n, k]) · s[n] + bias[n], accumulated in float32, rounded once
 
-An element errs by at most s / 2. The scale is that of compressed-tensors' symmetric 8-bit integers, whose range is
--128 to 127. NaN or infinity in a weight is an error at load.
+An element errs by at most s / 2. Codes and scales are those of compressed-tensors' symmetric 8-bit integers for the
+same weight in float32, but for the scale of a row of zeros (2^-126 here, 2^-23 there) and of one whose largest
+magnitude is below 2^-119 (2^-126 here, smaller there). From a weight in bfloat16 or float16, compressed-tensors
+computes scales and quotients in that dtype; here both are float32. NaN or infinity in a weight is an error at load.
 
 Shapes and alignment
 --------------------
@@ -182,5 +184,5 @@ def _quantize_whole(source: LazyTensor, codes: torch.Tensor, scale: torch.Tensor
     one = torch.tensor([largest / _STEPS], dtype=torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
     for start, stop in runs(source.shape):
         values = source.rows(start, stop).read().to(torch.float32) / one
-        codes[start:stop].copy_(values.round().clamp(-127, 127).to(torch.int8))
+        codes[start:stop].copy_(values.round().clamp(-128, 127).to(torch.int8))
     scale.copy_(one)

@@ -15,7 +15,8 @@ ONE = torch.ones(1)
 def test_every_bfloat16_encodes_to_the_nearest_value(dtype: torch.dtype) -> None:
     x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     codes = ops.static_scaled_fp8_quant(x, ONE, dtype)
-    torch.testing.assert_close(codes.double(), reference.encode_fp8(x, dtype), rtol=0, atol=0, equal_nan=True)
+    expected = reference.decode(reference.encode_fp8(x, dtype))
+    torch.testing.assert_close(codes.double(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", FP8)
@@ -32,7 +33,9 @@ def test_scales_come_from_the_finite_elements_of_each_row(dtype: torch.dtype) ->
     x = torch.tensor([[0.0, 0, 0], [nan, 2, -4], [inf, -inf, 1], [nan, nan, inf], [1e-45, 0, 0], [3e38, 1, 0]])
     q, scale = ops.per_token_scaled_fp8_quant(x, dtype=dtype)
     largest = torch.finfo(dtype).max
-    assert scale.flatten().tolist() == [reference.scale_of(row, largest) for row in x]
+    smallest = torch.finfo(torch.float32).tiny
+    amax = torch.tensor([0.0, 4, 1, 0, 0, 3e38])
+    assert torch.equal(scale.flatten(), (amax / largest).clamp(min=smallest))
     assert q[0].float().tolist() == [0, 0, 0]
     assert q[1].float().isnan().tolist() == [True, False, False]
     assert q[2].float()[:2].tolist() == [largest, -largest]
@@ -67,7 +70,7 @@ def test_int8_is_within_half_a_step() -> None:
     w = torch.randn(5, 33, generator=torch.Generator().manual_seed(0))
     q, scale = ops.per_channel_int8_quant(w)
     assert torch.equal(scale, w.abs().amax(-1, keepdim=True) / 127.5)
-    assert int(q.min()) >= -127
+    assert int(q.min()) == -128
     # Half a step, and the rounding of a float32 quotient near 127.
     assert bool(((q.double() * scale - w.double()).abs() <= scale.double() * (0.5 + 128 * 2**-23)).all())
 
