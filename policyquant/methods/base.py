@@ -1,4 +1,4 @@
-"""What a quantization method is: four moments in a layer's life.
+"""What a quantization method is: four moments in a layer's life, and the truth about what it computes.
 
 1. construction: `create_weights` gives the layer tensors in their final, quantized shapes;
 2. loading: `check` says what is wrong with what is to be loaded, `load` is handed all tensors of the layer at once;
@@ -6,22 +6,24 @@
 4. forward: `apply` computes.
 
 They are those of the RFC in vLLM that generalized `linear_method` to `quant_method`.
+
+The truth is `reference`: what `apply` approaches, in float64 and without any kernel. A method says it by two values,
+the weight as it is stored and the input as it is multiplied; without them it cannot be registered.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
 from policyquant.checkpoint.tensors import LazyTensor, Slot
+from policyquant.kernels import reference
 from policyquant.policy.methods import MethodSpec
 from policyquant.policy.scheme import Scheme
-
-if TYPE_CHECKING:
-    from policyquant.quantized_tensor import QuantizedTensor
+from policyquant.quantized_tensor import QuantizedTensor
 
 PLAIN_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 """What a weight that is not stored quantized may be stored in."""
@@ -107,3 +109,46 @@ class QuantMethod(ABC):
     @abstractmethod
     def dequantize(self, layer: WeightLayer) -> torch.Tensor:
         """The logical weight, [N, K] or [experts, N, K], in `layer.params_dtype`."""
+
+    @abstractmethod
+    def reference_weight(self, layer: WeightLayer) -> torch.Tensor:
+        """The values of the weight as it is stored, exactly: [N, K] or [experts, N, K], float64.
+
+        `dequantize` is this, rounded. Written with `policyquant.kernels.reference` and plain torch, for readers.
+        """
+
+    @abstractmethod
+    def reference_input(
+        self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor, counts: list[int] | None = None
+    ) -> torch.Tensor:
+        """The values that are multiplied with the weight, exactly: x [..., K] → [..., K], float64.
+
+        These are x itself, or what the scheme makes of it: codes times scales. `counts` is that of `apply_experts`.
+        """
+
+    def reference(
+        self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor, counts: list[int] | None = None
+    ) -> torch.Tensor:
+        """What `apply`, or with `counts` `apply_experts`, approaches: [..., N] in float64, not rounded.
+
+        It is input · weightᵀ + bias, of `reference_input` and `reference_weight`. A kernel differs from it by its sums
+        in float32, at most about K · 2**-24 · Σ_k |input · weight|, and by the rounding to its output dtype; codes,
+        where the scheme makes any, are the same.
+        """
+        values, weight = self.reference_input(layer, x, counts), self.reference_weight(layer)
+        bias = layer._parameters.get("bias")
+        offset = weight.new_zeros(weight.shape[:-1]) if bias is None else bias.detach().double()
+        if counts is None:
+            return values @ weight.T + offset
+        rows = torch.split(values, counts)
+        return torch.cat([rows[e] @ weight[e].T + offset[e] for e in range(len(counts))])
+
+
+def reference_values(x: torch.Tensor | QuantizedTensor) -> torch.Tensor:
+    """The values of an input that is not quantized by the method, float64.
+
+    One that arrives quantized is rounded to its logical dtype, as `QuantizedTensor.dequantize` does.
+    """
+    if isinstance(x, QuantizedTensor):
+        x = reference.dequantize(x.data, x.scale).float().to(x.dtype)
+    return x.double()

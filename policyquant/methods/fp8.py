@@ -51,8 +51,8 @@ import torch
 
 from policyquant.checkpoint.tensors import LazyTensor, Slot
 from policyquant.errors import PolicyQuantError
-from policyquant.kernels import ops
-from policyquant.methods.base import OUTPUT_DTYPES, PLAIN_DTYPES, QuantMethod, WeightLayer
+from policyquant.kernels import ops, reference
+from policyquant.methods.base import OUTPUT_DTYPES, PLAIN_DTYPES, QuantMethod, WeightLayer, reference_values
 from policyquant.methods.pieces import (
     buffer,
     by_row,
@@ -247,6 +247,31 @@ class Fp8(QuantMethod):
         if self._weight.granularity == "tensor":
             scale = by_row(layer, scale)
         return ops.dequantize(buffer(layer, "weight"), scale, layer.params_dtype)
+
+    def reference_weight(self, layer: WeightLayer) -> torch.Tensor:
+        """Codes times scales."""
+        scale = buffer(layer, "weight_scale")
+        if self._weight.granularity == "tensor":
+            scale = by_row(layer, scale)
+        return reference.dequantize(buffer(layer, "weight"), scale)
+
+    def reference_input(
+        self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor, counts: list[int] | None = None
+    ) -> torch.Tensor:
+        """Codes times scales, of the codes that arrive in the plan's format or else of those made here."""
+        dtype, static = FP8[self._input.dtype], layer._buffers.get("input_scale")
+        if isinstance(x, QuantizedTensor) and x.data.dtype == dtype:
+            return reference.dequantize(x.data, x.scale)
+        values = reference_values(x)
+        if static is not None:
+            # The parts of a layer hold the same scale; each expert has its own.
+            scale = static[:1] if counts is None else static[:, :1].repeat_interleave(torch.tensor(counts), dim=0)
+            codes = reference.static_scaled_fp8_quant(values, scale, dtype)
+        elif self._input.granularity == "token":
+            codes, scale = reference.per_token_scaled_fp8_quant(values, self._input.scale_ub, dtype)
+        else:
+            codes, scale = reference.dynamic_scaled_fp8_quant(values, self._input.scale_ub, dtype)
+        return reference.dequantize(codes, scale)
 
     def _out_dtype(self, layer: WeightLayer) -> torch.dtype:
         output = self.scheme.output

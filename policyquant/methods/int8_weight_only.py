@@ -46,8 +46,8 @@ from typing import Final
 import torch
 
 from policyquant.checkpoint.tensors import LazyTensor, Slot
-from policyquant.kernels import ops
-from policyquant.methods.base import OUTPUT_DTYPES, QuantMethod, WeightLayer
+from policyquant.kernels import ops, reference
+from policyquant.methods.base import OUTPUT_DTYPES, QuantMethod, WeightLayer, reference_values
 from policyquant.methods.pieces import (
     buffer,
     by_row,
@@ -156,6 +156,17 @@ class Int8WeightOnly(QuantMethod):
         return ops.dequantize(
             buffer(layer, "weight"), scale if self._per_channel else by_row(layer, scale), layer.params_dtype
         )
+
+    def reference_weight(self, layer: WeightLayer) -> torch.Tensor:
+        """Codes times scales."""
+        scale = buffer(layer, "weight_scale")
+        return reference.dequantize(buffer(layer, "weight"), scale if self._per_channel else by_row(layer, scale))
+
+    def reference_input(
+        self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor, counts: list[int] | None = None
+    ) -> torch.Tensor:
+        """x itself."""
+        return reference_values(x)
 
     def _scale(self, layer: WeightLayer, scale: torch.Tensor) -> torch.Tensor:
         """Scales of one weight as the product takes them: [N, 1], or [1] where one covers it all."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from inspect import isabstract
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from policyquant.errors import PolicyQuantError, did_you_mean
@@ -33,9 +34,14 @@ def register(method: Method) -> Method:
     """Class decorator: make a `QuantMethod` known under its spec's name.
 
     Raises:
-        PolicyQuantError: another class has that name already.
+        PolicyQuantError: another class has that name already, or the class lacks a part of the contract.
     """
     name = method.spec.name
+    if isabstract(method):
+        lacking = ", ".join(sorted(method.__abstractmethods__))
+        raise PolicyQuantError(
+            f"method {name!r} of {method.__module__}.{method.__qualname__} cannot be used: it does not define {lacking}"
+        )
     known = _classes.setdefault(name, method)
     if known is not method and (known.__module__, known.__qualname__) != (method.__module__, method.__qualname__):
         raise PolicyQuantError(
@@ -61,7 +67,7 @@ def method_class(name: str) -> type[QuantMethod]:
         if name in BUILT_IN:
             import_module(BUILT_IN[name])
         elif name in entry_points():
-            _classes[name] = entry_points()[name].load()
+            _classes[name] = register(entry_points()[name].load())
         else:
             run = f"methods that run: {', '.join(runnable())}"
             if name in METHODS:

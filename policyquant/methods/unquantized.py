@@ -38,7 +38,7 @@ import torch
 from torch.nn import functional
 
 from policyquant.checkpoint.tensors import LazyTensor, Slot
-from policyquant.methods.base import OUTPUT_DTYPES, QuantMethod, WeightLayer
+from policyquant.methods.base import OUTPUT_DTYPES, QuantMethod, WeightLayer, reference_values
 from policyquant.methods.pieces import (
     check_bias,
     check_places,
@@ -118,6 +118,16 @@ class Unquantized(QuantMethod):
         weight = layer._parameters["weight"]
         assert weight is not None
         return weight.detach()
+
+    def reference_weight(self, layer: WeightLayer) -> torch.Tensor:
+        """The weight itself."""
+        return self.dequantize(layer).double()
+
+    def reference_input(
+        self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor, counts: list[int] | None = None
+    ) -> torch.Tensor:
+        """x itself."""
+        return reference_values(x)
 
     def _emit(self, y: torch.Tensor) -> torch.Tensor:
         output = self.scheme.output

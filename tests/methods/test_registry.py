@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from policyquant.errors import PolicyQuantError
 from policyquant.methods.base import QuantMethod
 from policyquant.methods.registry import BUILT_IN, method_class, method_for, register, runnable
+from policyquant.methods.unquantized import Unquantized
 from policyquant.policy.methods import METHODS
 from policyquant.policy.scheme import Scheme
 
@@ -44,6 +46,17 @@ def test_two_methods_of_one_name_are_refused() -> None:
     method_class("fp8")
     with pytest.raises(PolicyQuantError, match="two methods are named 'fp8'"):
         register(Other)
+
+
+def test_a_method_without_a_reference_cannot_be_registered() -> None:
+    class Unfinished(Unquantized):
+        spec = replace(METHODS["none"], name="unfinished")
+        reference_input = QuantMethod.reference_input
+
+    message = "method 'unfinished' of .*Unfinished cannot be used: it does not define reference_input$"
+    with pytest.raises(PolicyQuantError, match=message):
+        register(Unfinished)
+    assert "unfinished" not in runnable()
 
 
 PLUGIN = '''
@@ -92,6 +105,14 @@ def test_another_package_brings_a_method_that_policies_and_models_use(plugin: Pa
     finished = run(plugin, "-c", program)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.strip() == "rounded (weight int8 per channel) 96 Rounded True"
+
+
+def test_a_brought_method_without_a_reference_is_refused_by_name(plugin: Path) -> None:
+    unfinished = PLUGIN + "\n    reference_weight = Unquantized.__mro__[1].reference_weight\n"
+    (plugin / "rounding_methods.py").write_text(unfinished)
+    finished = run(plugin, "-c", "from policyquant.methods.registry import method_class; method_class('rounded')")
+    message = "method 'rounded' of rounding_methods.Rounded cannot be used: it does not define reference_weight"
+    assert message in finished.stderr
 
 
 def test_a_method_that_cannot_be_loaded_is_an_error_that_names_its_package(plugin: Path) -> None:
