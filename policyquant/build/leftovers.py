@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -66,15 +66,11 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         if buffer is not None and not (isinstance(module, WeightLayer) and name in _STORED):
             yield f"buffer {name!r}", buffer
     for name, value in vars(module).items():
-        if name not in _TORCHS_OWN:
-            for suffix, item in _items(value):
+        if name in _TORCHS_OWN:
+            continue
+        if isinstance(value, torch.Tensor):
+            yield f"attribute {name!r}", value
+        elif isinstance(value, (dict, list, tuple)) and value:  # most are torch's own, and empty
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                 if isinstance(item, torch.Tensor):
-                    yield f"attribute {name + suffix!r}", item
-
-
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    yield "", value
-    if isinstance(value, dict):
-        yield from ((f"[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+                    yield f"attribute {f'{name}[{key!r}]'!r}", item

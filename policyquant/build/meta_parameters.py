@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -21,7 +21,6 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from policyquant.build.user_code import place_of_making
@@ -64,23 +63,41 @@ class Recorder:
         return replaced
 
 
+_DRAWS: Final = frozenset({torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default})
+"""On meta these draw nothing, but torch finds that out in Python, for which it imports torch.compile's machinery: most
+of a second."""
+
+
 class MixedDevices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operators that read a parameter without values together with a real tensor and return a real tensor.
 
     Most of torch refuses that itself; `mm` and `conv` read memory that is not there and return what they find.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # What torch asks of modes. Its default imports torch.compile's machinery too.
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func in _DRAWS and args[0].is_meta:
+            return args[0]
         result = func(*args, **(kwargs or {}))
-        if _has(result, meta=False) and _has((args, kwargs), meta=True) and _has((args, kwargs), meta=False):
-            raise RuntimeError(f"{func} computes with a meta tensor, which holds no values")
+        if any(not tensor.is_meta for tensor in _tensors((result,))):
+            given = {tensor.is_meta for tensor in _tensors((*args, *(kwargs or {}).values()))}
+            if len(given) > 1:
+                raise RuntimeError(f"{func} computes with a meta tensor, which holds no values")
         return result
 
 
-def _has(values: Any, *, meta: bool) -> bool:
-    return any(isinstance(leaf, torch.Tensor) and leaf.is_meta == meta for leaf in tree_leaves(values))
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among what an operator takes or returns, which nests them in lists at most."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def _meta_copy(parameter: nn.Parameter) -> nn.Parameter:
