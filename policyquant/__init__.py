@@ -43,7 +43,7 @@ _PLACES = {
     "Quantization": "policyquant.policy.scheme",
     "Scheme": "policyquant.policy.scheme",
     "SourceError": "policyquant.errors",
-    "build": "policyquant.build.build",
+    "build": "policyquant.build",
     "load_policy": "policyquant.policy.load",
     "read_plan": "policyquant.plan.read",
     "resolve": "policyquant.plan.resolve",
@@ -61,7 +61,8 @@ def __getattr__(name: str) -> object:
     if name in _PLACES:
         from importlib import import_module
 
-        value = getattr(import_module(_PLACES[name]), name)
+        place = import_module(_PLACES[name])
+        value = place if _PLACES[name] == f"{__name__}.{name}" else getattr(place, name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -48,10 +48,31 @@ class Binding:
         return (adopted or isinstance(self.module, WeightLayer)) and "weight" in self.tensors
 
 
+def stored_parts(names: StoredNames, module: nn.Module, parts: Iterable[PartName]) -> list[tuple[PartName, StoredPart]]:
+    """The parts of a module for which something is stored, or decided, each with what that is."""
+    return [(part, stored) for part in parts if (stored := _find(names, module, part)) is not None]
+
+
+def _find(names: StoredNames, module: nn.Module, part: PartName) -> StoredPart | None:
+    stored = names.find(part.name)
+    if stored is not None:
+        return stored
+    # Layers without tensors are named by their module's author: an attention's cache stands inside what a plan calls
+    # the attention, and an activation beside what feeds it.
+    parent = part.name.rpartition(".")[0]
+    if isinstance(module, Attention):
+        stored = names.find(parent)
+        return stored if stored is not None and stored.layer.kind == "attention" else None
+    if isinstance(module, (SiluAndMul, GeluAndMul)):
+        return names.activation_in(parent)
+    return None
+
+
 class Binder:
     """Binds every module of a tree."""
 
-    def __init__(self, names: StoredNames, plan: Plan, tensors: Mapping[str, LazyTensor]) -> None:
+    def __init__(self, names: StoredNames, plan: Plan | None, tensors: Mapping[str, LazyTensor]) -> None:
+        """Without a plan, layers keep the schemes that they have."""
         self.problems: list[str] = []
         self._names = names
         self._plan = plan
@@ -68,7 +89,7 @@ class Binder:
 
     def _bind(self, target: Target) -> Binding:
         binding = Binding(target.module, target.name, tensors=target.tensors)
-        found = [(part, stored) for part in target.parts if (stored := self._find(target, part)) is not None]
+        found = stored_parts(self._names, target.module, target.parts)
         binding.scheme = self._scheme(target, found)
         for part, stored in found:
             self._take(binding, part, stored)
@@ -85,21 +106,9 @@ class Binder:
                     self.problems.append(self._missing(full, target.name))
         return binding
 
-    def _find(self, target: Target, part: PartName) -> StoredPart | None:
-        stored = self._names.find(part.name)
-        if stored is not None:
-            return stored
-        # Layers without tensors are named by their module's author: an attention's cache stands inside what a plan
-        # calls the attention, and an activation beside what feeds it.
-        parent = part.name.rpartition(".")[0]
-        if isinstance(target.module, Attention):
-            stored = self._names.find(parent)
-            return stored if stored is not None and stored.layer.kind == "attention" else None
-        if isinstance(target.module, (SiluAndMul, GeluAndMul)):
-            return self._names.activation_in(parent)
-        return None
-
     def _scheme(self, target: Target, found: Iterable[tuple[PartName, StoredPart]]) -> Scheme:
+        if self._plan is None:
+            return target.module.scheme if isinstance(target.module, PolicyLayer) else NONE
         plans: dict[str, LayerPlan] = {}
         for _, stored in found:
             if stored.name not in plans and stored.name in self._plan:
@@ -151,7 +160,7 @@ class Binder:
         return f"{full!r} is in the model, but the source has no such tensor{did_you_mean(layer, self._names.known())}"
 
     def _check_schemes(self) -> None:
-        for row in self._plan.rows:
+        for row in () if self._plan is None else self._plan.rows:
             if row.scheme == NONE:
                 continue
             lost = [name for name in row.names() if name not in self._bound]

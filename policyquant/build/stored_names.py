@@ -7,11 +7,10 @@ A module may call its parts as the checkpoint does, as transformers' module tree
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from policyquant.errors import PolicyQuantError
-from policyquant.inventory.inventory import Inventory
 from policyquant.inventory.layers import NAMESPACES, Indices, LayerSet, Part
 
 
@@ -48,10 +47,17 @@ class StoredPart(NamedTuple):
             yield tensor.suffix, f"{self.name}.{tensor.suffix}" if self.name else tensor.suffix
 
 
+class HasLayers(Protocol):
+    """An inventory, or anything else that has its layers."""
+
+    @property
+    def sets(self) -> Sequence[LayerSet]: ...
+
+
 class StoredNames:
     """All names under which a source's layers and their parts can be asked for."""
 
-    def __init__(self, inventory: Inventory, rename: Mapping[str, str] | None = None) -> None:
+    def __init__(self, inventory: HasLayers, rename: Mapping[str, str] | None = None) -> None:
         replacements = Renaming(rename)
         self._found: dict[str, StoredPart] = {}
         self.renamed: dict[str, str] = {}

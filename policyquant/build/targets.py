@@ -63,20 +63,26 @@ def logical_state(root: nn.Module) -> dict[str, torch.Tensor]:
 
     Merged weights are given as views of their rows.
     """
-    state: dict[str, torch.Tensor] = {}
-    for target in targets(root):
-        module = target.module
-        for key, tensor in target.tensors.items():
-            if not isinstance(module, WeightLayer) or key not in ("weight", "bias"):
-                state[f"{target.name}.{key}" if target.name else key] = tensor.detach()
-                continue
-            start: dict[int | None, int] = {}
-            for each in target.parts:
-                rows = tensor.detach() if each.expert is None else tensor.detach()[each.expert]
-                begin = start.get(each.expert, 0)
-                start[each.expert] = begin + module.parts[each.part]
-                state[f"{each.name}.{key}"] = rows[begin : start[each.expert]]
-    return state
+    return {
+        f"{part.name}.{key}" if part.name else key: tensor
+        for target in targets(root)
+        for part, key, tensor in logical_tensors(target)
+    }
+
+
+def logical_tensors(target: Target) -> Iterator[tuple[PartName, str, torch.Tensor]]:
+    """The tensors of one module by part and suffix; those of a merged layer are views of their rows."""
+    module = target.module
+    for key, tensor in target.tensors.items():
+        if not isinstance(module, WeightLayer) or key not in ("weight", "bias"):
+            yield PartName(target.name), key, tensor.detach()
+            continue
+        start: dict[int | None, int] = {}
+        for each in target.parts:
+            rows = tensor.detach() if each.expert is None else tensor.detach()[each.expert]
+            begin = start.get(each.expert, 0)
+            start[each.expert] = begin + module.parts[each.part]
+            yield each, key, rows[begin : start[each.expert]]
 
 
 def class_names(root: nn.Module) -> dict[str, str]:
