@@ -52,7 +52,8 @@ def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
     if layout == "contiguous" or x.ndim < 2:
         return x
     step = 2 if layout == "every other column" else 1
-    wide = torch.full((*x.shape[:-1], x.shape[-1] * step + 1), float("nan"), dtype=x.dtype)
+    wide = torch.empty((*x.shape[:-1], x.shape[-1] * step + 1), dtype=x.dtype)
+    wide.view(torch.uint8).fill_(0xFF)  # NaN, in every format that has it
     wide[..., 1::step] = x
     return wide[..., 1::step]
 
