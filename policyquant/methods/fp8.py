@@ -39,7 +39,7 @@ Example
     default: none
     layers:
       "decoder.*.mlp": fp8
-      "decoder.*.self_attn.o_proj": {method: fp8, weight: {granularity: tensor}}
+      "decoder.*.attention.o_proj": {method: fp8, weight: {granularity: tensor}}
 """
 
 from __future__ import annotations
