@@ -9,6 +9,8 @@ import pytest
 
 from policyquant import load_policy
 from policyquant.cli.main import COMMANDS
+from policyquant.methods.documentation import HEADINGS, documentation
+from policyquant.methods.registry import BUILT_IN
 from policyquant.policy.methods import METHODS
 from policyquant.policy.presets import preset_names
 from tests.cli.command import MIXTRAL, Run
@@ -46,8 +48,47 @@ def test_methods_are_listed_and_described(run: Run) -> None:
     assert [line.split()[0] for line in lines] == list(METHODS)
     for name, spec in METHODS.items():
         described = run("methods", name).out
-        assert described.startswith(f"{name}\n")
-        assert spec.use in described
+        assert described.startswith(f"{name}\n\n{spec.summary}\n")
+        assert spec.use in described or "\nWhen to use it\n" in described
+
+
+def test_methods_that_run_are_told_from_those_that_are_only_decided(run: Run) -> None:
+    status, out, err = run("methods")
+    assert (status, err) == (0, "note: a method that does not run yet is decided and counted, but build refuses it\n")
+    runs = {line.split()[0]: line.split()[1] == "yes" for line in out.splitlines()[1:]}
+    assert runs == {name: name in BUILT_IN for name in METHODS}
+    assert "runs                yes" in run("methods", "fp8").out.splitlines()
+    assert (
+        "runs    not yet: it is decided and counted, but build refuses it" in run("methods", "nvfp4").out.splitlines()
+    )
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_method_that_runs_is_described_by_what_its_file_says(run: Run, name: str) -> None:
+    status, out, err = run("methods", name)
+    assert (status, err) == (0, "")
+    said = documentation(name)
+    assert said is not None
+    for heading in HEADINGS:
+        assert f"\n\n{heading}\n{said.sections[heading]}\n" in out
+
+
+def test_methods_are_listed_and_described_for_other_programs(run: Run) -> None:
+    listed = json.loads(run("methods", "--json").out)
+    assert [method["name"] for method in listed] == list(METHODS)
+    assert [method["name"] for method in listed if method["runs"]] == list(BUILT_IN)
+    for method in listed:
+        assert json.loads(run("methods", method["name"], "--json").out) == method
+    fp8 = listed[list(METHODS).index("fp8")]
+    assert fp8["weight"] == {"dtype": "float8_e4m3fn", "granularity": "channel"}
+    assert fp8["input_choices"]["scheme"] == ["dynamic", "static"]
+    assert tuple(fp8["sections"]) == HEADINGS
+
+
+def test_an_unknown_method_is_answered_with_the_nearest(run: Run) -> None:
+    status, out, err = run("methods", "fp9")
+    assert (status, out) == (2, "")
+    assert err.startswith("error: no method is named 'fp9'; did you mean 'fp8'? (known: none, fp8, ")
 
 
 def test_what_may_be_set_of_a_method_is_told(run: Run) -> None:

@@ -59,7 +59,17 @@ def test_a_method_without_a_reference_cannot_be_registered() -> None:
     assert "unfinished" not in runnable()
 
 
-PLUGIN = '''
+PLUGIN = '''"""Method `rounded`: weights rounded to whole steps.
+
+What it does
+------------
+Rounds.
+
+Numerics
+--------
+q = round(w / s)
+"""
+
 from policyquant.methods.unquantized import Unquantized
 from policyquant.policy.methods import MethodSpec
 from policyquant.policy.scheme import Quantization
@@ -83,6 +93,18 @@ def plugin(tmp_path: Path) -> Path:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: rounding-methods\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[policyquant.methods]\nrounded = rounding_methods:Rounded\n")
     return tmp_path
+
+
+@pytest.fixture
+def packaged_plugin(plugin: Path) -> Path:
+    """The same inside a package whose `__init__` loads much."""
+    package = plugin / "rounding"
+    package.mkdir()
+    (package / "__init__.py").write_text("import torch")
+    (plugin / "rounding_methods.py").rename(package / "methods.py")
+    points = plugin / "rounding_methods-1.0.dist-info" / "entry_points.txt"
+    points.write_text("[policyquant.methods]\nrounded = rounding.methods:Rounded\n")
+    return plugin
 
 
 def run(plugin: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -120,6 +142,61 @@ def test_a_method_that_cannot_be_loaded_is_an_error_that_names_its_package(plugi
     program = "from policyquant.policy.methods import METHODS; METHODS['rounded']"
     finished = run(plugin, "-c", program)
     assert "method 'rounded' of rounding_methods:Rounded cannot be loaded: No module named" in finished.stderr
+
+
+def test_a_brought_method_is_listed_with_its_package(plugin: Path) -> None:
+    finished = run(plugin, "-m", "policyquant", "methods")
+    assert (finished.returncode, finished.stderr.count("\n")) == (0, 1)
+    last = finished.stdout.splitlines()[-1].split(maxsplit=4)
+    assert last == ["rounded", "by", "rounding-methods", "1.0", "Weights rounded to whole steps."]
+
+
+def test_a_brought_method_is_listed_without_being_loaded(packaged_plugin: Path) -> None:
+    (packaged_plugin / "rounding" / "__init__.py").write_text("raise RuntimeError('was loaded')")
+    finished = run(packaged_plugin, "-m", "policyquant", "methods")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[-1].endswith("Weights rounded to whole steps.")
+
+
+@pytest.mark.parametrize("kind", ["plugin", "packaged_plugin"])
+def test_a_brought_method_is_described_by_what_its_file_says(kind: str, request: pytest.FixtureRequest) -> None:
+    finished = run(request.getfixturevalue(kind), "-m", "policyquant", "methods", "rounded")
+    assert finished.returncode == 0, finished.stderr
+    value = {"plugin": "rounding_methods:Rounded", "packaged_plugin": "rounding.methods:Rounded"}[kind]
+    assert f"runs    yes, by rounding-methods 1.0 ({value})\nweight  int8 per channel\n" in finished.stdout
+    assert finished.stdout.endswith("\n\nWhat it does\nRounds.\n\nNumerics\nq = round(w / s)\n")
+    missing = "When to use it, Shapes and alignment, What runs it, Example"
+    assert finished.stderr == f"note: the file of {value} says nothing under: {missing}\n"
+
+
+@pytest.mark.parametrize("text", [None, "syntax error", "\0", PLUGIN.partition('"""\n\n')[2]])
+def test_a_brought_method_whose_file_says_nothing_is_listed_all_the_same(plugin: Path, text: str | None) -> None:
+    file = plugin / "rounding_methods.py"
+    file.unlink() if text is None else file.write_text(text)
+    finished = run(plugin, "-m", "policyquant", "methods")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[-1].split() == ["rounded", "by", "rounding-methods", "1.0"]
+
+
+def test_a_brought_method_that_cannot_be_loaded_cannot_be_described(plugin: Path) -> None:
+    (plugin / "rounding_methods.py").write_text("import a_module_that_is_not_there")
+    finished = run(plugin, "-m", "policyquant", "methods", "rounded")
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert finished.stderr.startswith("error: method 'rounded' of rounding_methods:Rounded cannot be loaded: No module")
+
+
+def test_a_package_may_bring_the_code_of_a_method_that_we_only_describe(plugin: Path) -> None:
+    """Under our name it keeps our defaults, and it runs."""
+    code = PLUGIN.replace(PLUGIN[PLUGIN.index("    spec = ") :], '    spec = METHODS["int8"]\n')
+    (plugin / "rounding_methods.py").write_text(code.replace("import MethodSpec", "import METHODS"))
+    points = plugin / "rounding_methods-1.0.dist-info" / "entry_points.txt"
+    points.write_text("[policyquant.methods]\nint8 = rounding_methods:Rounded\n")
+    listed = run(plugin, "-m", "policyquant", "methods")
+    (line,) = [line for line in listed.stdout.splitlines() if line.startswith("int8 ")]
+    assert " by rounding-methods 1.0  int8 per channel  " in line
+    described = run(plugin, "-m", "policyquant", "methods", "int8")
+    assert "yes, by rounding-methods 1.0" in described.stdout
+    assert "\nWhat it does\nRounds.\n" in described.stdout
 
 
 def test_what_runs_is_told_without_loading_torch() -> None:

@@ -151,6 +151,8 @@ def test_the_public_names_load_none_of_the_heavy_packages() -> None:
         ["inspect", "{model}", "--policy", "fp8-dynamic", "--json"],
         ["explain", "{model}", "model.layers.0.self_attn.q_proj", "--policy", "fp8-dynamic"],
         ["match", "*.o_proj", "{model}"],
+        ["methods"],
+        ["methods", "fp8"],
     ],
     ids=" ".join,
 )
