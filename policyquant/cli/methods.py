@@ -17,7 +17,7 @@ from policyquant.cli.terminal import paint
 from policyquant.errors import PolicyQuantError, did_you_mean
 from policyquant.inventory.kinds import KINDS
 from policyquant.methods.documentation import Documentation, documentation
-from policyquant.methods.registry import BUILT_IN, runnable
+from policyquant.methods.registry import BUILT_IN
 from policyquant.policy.methods import METHODS, Choices, MethodSpec, entry_points
 from policyquant.policy.scheme import Quantization
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the list, or one method."""
-    known = [*METHODS, *(name for name in runnable() if name not in [*METHODS])]
+    known = [*METHODS, *sorted({*entry_points()} - {*METHODS})]
     if arguments.name is None:
         _print_all(known, arguments.json)
     elif arguments.name in known:
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print_all(names: list[str], as_json: bool) -> None:
     # What packages bring is not loaded for a list, so that it costs nothing and one that is broken cannot spoil it.
-    specs = {name: METHODS[name] if name in [*METHODS] else None for name in names}
+    specs = {name: METHODS[name] if name in {*METHODS} else None for name in names}
     if as_json:
         methods = [_as_json(name, spec, documentation(name)) for name, spec in specs.items()]
         output.write_json([json.dumps(methods, ensure_ascii=False, indent=1), "\n"])
@@ -63,7 +63,7 @@ def _print_all(names: list[str], as_json: bool) -> None:
     )
     rows = [(name, _runs_in_short(name), *_cells(name, spec)) for name, spec in specs.items()]
     print_table(Table(columns, rows))
-    if any(name not in runnable() for name in names):
+    if not all(map(_has_code, names)):
         output.note("note: a method that does not run yet is decided and counted, but build refuses it")
 
 
@@ -100,6 +100,10 @@ def _print_one(name: str, spec: MethodSpec, as_json: bool) -> None:
     if said.missing:
         point = entry_points()[name].value if name not in BUILT_IN else BUILT_IN[name]
         output.note(f"note: the file of {point} says nothing under: {', '.join(said.missing)}")
+
+
+def _has_code(name: str) -> bool:
+    return name in BUILT_IN or name in entry_points()
 
 
 def _package(name: str) -> str | None:
@@ -153,7 +157,7 @@ def _value(value: object) -> str:
 
 def _as_json(name: str, spec: MethodSpec | None, said: Documentation | None) -> dict[str, object]:
     """A method for other programs; of one that is not loaded, what its file says."""
-    entry: dict[str, object] = {"name": name, "runs": name in runnable(), "package": _package(name)}
+    entry: dict[str, object] = {"name": name, "runs": _has_code(name), "package": _package(name)}
     if spec is None:
         entry["summary"] = _summary(said)
     else:

@@ -1,7 +1,8 @@
-"""Methods by name: ours, imported when first asked for, and those that other packages bring.
+"""Methods by name: ours, imported when first asked for, and those that others bring.
 
-Another package adds a method by an entry point of the group `policyquant.methods`, whose name is the method's and whose
-value is a `QuantMethod` subclass. Nothing of ours needs to be touched, or imported, for that.
+`register` makes a method known in this process. Another package adds one by an entry point of the group
+`policyquant.methods`, whose name is the method's and whose value is a `QuantMethod` subclass: nothing of ours needs to
+be touched, or imported, for that, and the command line knows it too.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ Method = TypeVar("Method", bound="type[Any]")
 
 
 def register(method: Method) -> Method:
-    """Class decorator: make a `QuantMethod` known under its spec's name.
+    """Class decorator: make a `QuantMethod` known under its spec's name, to policies too.
 
     Raises:
-        PolicyQuantError: another class has that name already, or the class lacks a part of the contract.
+        PolicyQuantError: another class has that name already, the class lacks a part of the contract, or its spec is
+            not the one that policyquant has under that name.
     """
     name = method.spec.name
     if isabstract(method):
@@ -42,19 +44,20 @@ def register(method: Method) -> Method:
         raise PolicyQuantError(
             f"method {name!r} of {method.__module__}.{method.__qualname__} cannot be used: it does not define {lacking}"
         )
-    known = _classes.setdefault(name, method)
+    known = _classes.get(name, method)
     if known is not method and (known.__module__, known.__qualname__) != (method.__module__, method.__qualname__):
         raise PolicyQuantError(
             f"two methods are named {name!r}: {known.__module__}.{known.__qualname__} and"
             f" {method.__module__}.{method.__qualname__}"
         )
+    METHODS.add(method.spec)
     _classes[name] = method
     return method
 
 
 def runnable() -> list[str]:
     """Names of the methods that run here, ours first. Imports none of them."""
-    return [*BUILT_IN, *sorted(name for name in entry_points() if name not in BUILT_IN)]
+    return [*BUILT_IN, *sorted({*entry_points(), *_classes} - {*BUILT_IN})]
 
 
 def method_class(name: str) -> type[QuantMethod]:

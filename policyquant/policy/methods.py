@@ -168,9 +168,10 @@ def entry_points() -> Mapping[str, EntryPoint]:
 
 
 class MethodTable(Mapping[str, MethodSpec]):
-    """Methods by name: ours, which are listed, and behind them those of installed packages, which can be looked up.
+    """Methods by name: ours, which are listed, and behind them those that others bring, which can be looked up.
 
-    Packages are looked at only for a name that is not ours, so that the others cost nothing.
+    Others register theirs in this process, or install a package that has an entry point. Packages are looked at only
+    for a name that is not known otherwise, so that the others cost nothing.
     """
 
     def __init__(self, *specs: MethodSpec) -> None:
@@ -191,8 +192,23 @@ class MethodTable(Mapping[str, MethodSpec]):
             self._brought[name] = _load(entry_points()[name])
         return self._brought[name]
 
+    def add(self, spec: MethodSpec) -> None:
+        """Make known what `policyquant.methods.registry.register` registers.
+
+        Raises:
+            PolicyQuantError: we describe a method of that name otherwise.
+        """
+        own = self._own.get(spec.name)
+        if own is None:
+            self._brought[spec.name] = spec
+        elif own != spec:
+            raise PolicyQuantError(
+                f"method {spec.name!r} is described by policyquant, and otherwise than by the class that is registered;"
+                f" take what is there, `spec = METHODS[{spec.name!r}]`, or another name"
+            )
+
     def __contains__(self, name: object) -> bool:
-        return name in self._own or name in entry_points()
+        return name in self._own or name in self._brought or name in entry_points()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._own)

@@ -48,6 +48,37 @@ def test_two_methods_of_one_name_are_refused() -> None:
         register(Other)
 
 
+def test_a_method_under_our_name_is_described_as_we_describe_it() -> None:
+    class Other(Unquantized):
+        spec = replace(METHODS["int8"], summary="Otherwise.")
+
+    with pytest.raises(PolicyQuantError, match=r"'int8' is described by policyquant, .*`spec = METHODS\['int8'\]`"):
+        register(Other)
+    assert "int8" not in runnable()
+
+
+def test_a_registered_method_is_known_to_policies_at_once() -> None:
+    program = textwrap.dedent("""
+        from dataclasses import replace
+        from policyquant import load_policy
+        from policyquant.methods.registry import method_class, register, runnable
+        from policyquant.methods.unquantized import Unquantized
+        from policyquant.policy.methods import METHODS
+
+        assert "mine" not in METHODS and "mine" not in runnable()
+
+        @register
+        class Mine(Unquantized):
+            spec = replace(METHODS["int8_weight_only"], name="mine")
+
+        assert load_policy({"layers": {"*": "mine"}}).rules[0].fields.method == "mine"
+        assert METHODS["mine"] is Mine.spec and method_class("mine") is Mine and "mine" in runnable()
+        assert "mine" not in list(METHODS), "what is listed is ours"
+    """)
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert finished.returncode == 0, finished.stderr
+
+
 def test_a_method_without_a_reference_cannot_be_registered() -> None:
     class Unfinished(Unquantized):
         spec = replace(METHODS["none"], name="unfinished")
