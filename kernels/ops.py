@@ -33,12 +33,12 @@ _library = _new_library("policyquant", "DEF")
 _AUTOCAST = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
-def _without_autocast(name: str, device: str) -> Callable[..., Any]:
+def _without_autocast(name: str, overload: str, device: str) -> Callable[..., Any]:
     """The operator as it is outside autocast, which would round the float32 products inside it."""
 
     def run(*inputs: Any, **keywords: Any) -> Any:
         with torch.autocast(device, enabled=False):
-            return getattr(torch.ops.policyquant, name).default(*inputs, **keywords)
+            return getattr(getattr(torch.ops.policyquant, name), overload)(*inputs, **keywords)
 
     return run
 
@@ -50,12 +50,14 @@ def _define(
     cpu: Callable[..., Any],
     fake: Callable[..., Any],
     from_out: str | None = None,
+    cpu_out: Callable[..., None] | None = None,
 ) -> None:
     """Define `name` and `name.out`.
 
     Args:
         results: name of each out argument → its alias letter.
         from_out: a last argument (a dtype) that the `.out` overload reads off its first result instead.
+        cpu_out: writes the results where they belong; None: they are computed, then copied there.
     """
     kinds = ", ".join("Tensor" for _ in results)
     _library.define(f"{name}({arguments}) -> {kinds if len(results) == 1 else f'({kinds})'}")
@@ -67,7 +69,7 @@ def _define(
         targets = [keywords.pop(out) for out in results]
         if from_out is not None:
             keywords[from_out] = targets[0].dtype
-        values = getattr(torch.ops.policyquant, name).default(*inputs, **keywords)
+        values = cpu(*inputs, **keywords)
         for target, value in zip(targets, values if isinstance(values, tuple) else (values,), strict=True):
             if target.shape != value.shape or target.dtype != value.dtype:
                 raise ValueError(
@@ -80,9 +82,10 @@ def _define(
         return None
 
     _library.impl(name, cpu, "CPU")
-    _library.impl(f"{name}.out", write, "CPU")
+    _library.impl(f"{name}.out", write if cpu_out is None else cpu_out, "CPU")
     for device, key in _AUTOCAST.items():
-        _library.impl(name, _without_autocast(name, device), key)
+        _library.impl(name, _without_autocast(name, "default", device), key)
+        _library.impl(f"{name}.out", _without_autocast(name, "out", device), key)
     torch.library.register_fake(f"policyquant::{name}", fake, lib=_library)
     torch.library.register_fake(f"policyquant::{name}.out", write_nothing, lib=_library)
 
@@ -107,6 +110,7 @@ _define(
     quantize.static_scaled_fp8_quant,
     lambda x, scale, dtype: _like(x, tuple(x.shape), dtype),
     "dtype",
+    quantize.static_scaled_fp8_quant_out,
 )
 _define(
     "dynamic_scaled_fp8_quant",
@@ -115,6 +119,7 @@ _define(
     quantize.dynamic_scaled_fp8_quant,
     lambda x, scale_ub, dtype: (_like(x, tuple(x.shape), dtype), _like(x, (1,), torch.float32)),
     "dtype",
+    quantize.dynamic_scaled_fp8_quant_out,
 )
 _define(
     "per_token_scaled_fp8_quant",
@@ -123,8 +128,16 @@ _define(
     quantize.per_token_scaled_fp8_quant,
     lambda x, scale_ub, dtype: _rows(x, dtype),
     "dtype",
+    quantize.per_token_scaled_fp8_quant_out,
 )
-_define("per_channel_int8_quant", "Tensor w", _CODES, quantize.per_channel_int8_quant, lambda w: _rows(w, torch.int8))
+_define(
+    "per_channel_int8_quant",
+    "Tensor w",
+    _CODES,
+    quantize.per_channel_int8_quant,
+    lambda w: _rows(w, torch.int8),
+    cpu_out=quantize.per_channel_int8_quant_out,
+)
 _define(
     "dequantize",
     "Tensor q, Tensor scale, ScalarType dtype",

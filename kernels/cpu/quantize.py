@@ -10,34 +10,73 @@ SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 INT8_HALF_RANGE = 127.5
 """Half of int8's range of 255 steps, -128 to 127: the divisor of compressed-tensors and torchao."""
 
+_BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+"""Dtypes → the integers of their size."""
+
 
 def static_scaled_fp8_quant(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Codes of x / scale in `dtype`, clamped to its range first; NaN stays NaN."""
-    largest = torch.finfo(dtype).max
-    return (x.float() / scale).clamp_(-largest, largest).to(dtype).contiguous()
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    static_scaled_fp8_quant_out(x, scale, out=out)
+    return out
+
+
+def static_scaled_fp8_quant_out(x: torch.Tensor, scale: torch.Tensor, *, out: torch.Tensor) -> None:
+    """The same into `out`, whose dtype decides."""
+    _check_shape("static_scaled_fp8_quant", out, x.shape)
+    largest = torch.finfo(out.dtype).max
+    out.copy_(x.to(torch.float32, copy=True).div_(scale).clamp_(-largest, largest))
 
 
 def dynamic_scaled_fp8_quant(
     x: torch.Tensor, scale_ub: float | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and the one scale of the whole tensor."""
-    scale = _fp8_scale(x.reshape(-1), scale_ub, dtype)
+    scale = fp8_scale(_largest_finite(x.reshape(-1)), scale_ub, dtype)
     return static_scaled_fp8_quant(x, scale, dtype), scale
+
+
+def dynamic_scaled_fp8_quant_out(
+    x: torch.Tensor, scale_ub: float | None, *, out: torch.Tensor, out_scale: torch.Tensor
+) -> None:
+    """The same into `out`, whose dtype decides, and `out_scale`."""
+    _check_shape("dynamic_scaled_fp8_quant", out_scale, (1,))
+    out_scale.copy_(fp8_scale(_largest_finite(x.reshape(-1)), scale_ub, out.dtype))
+    static_scaled_fp8_quant_out(x, out_scale, out=out)
 
 
 def per_token_scaled_fp8_quant(
     x: torch.Tensor, scale_ub: float | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and one scale for each row of the last dimension."""
-    scale = _fp8_scale(x, scale_ub, dtype)
+    scale = fp8_scale(_largest_finite(x), scale_ub, dtype)
     return static_scaled_fp8_quant(x, scale, dtype), scale
+
+
+def per_token_scaled_fp8_quant_out(
+    x: torch.Tensor, scale_ub: float | None, *, out: torch.Tensor, out_scale: torch.Tensor
+) -> None:
+    """The same into `out`, whose dtype decides, and `out_scale`."""
+    _check_shape("per_token_scaled_fp8_quant", out_scale, (*x.shape[:-1], 1))
+    out_scale.copy_(fp8_scale(_largest_finite(x), scale_ub, out.dtype))
+    static_scaled_fp8_quant_out(x, out_scale, out=out)
 
 
 def per_channel_int8_quant(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes in [-128, 127], ties to even, and one scale for each row of the last dimension; NaN has code 0."""
-    scale = (_largest_finite(w) / INT8_HALF_RANGE).clamp_(min=SMALLEST_SCALE)
-    codes = (w.float() / scale).nan_to_num_(nan=0.0).round_().clamp_(-128, 127)
-    return codes.to(torch.int8).contiguous(), scale
+    out = torch.empty(w.shape, dtype=torch.int8, device=w.device)
+    scale = torch.empty((*w.shape[:-1], 1), dtype=torch.float32, device=w.device)
+    per_channel_int8_quant_out(w, out=out, out_scale=scale)
+    return out, scale
+
+
+def per_channel_int8_quant_out(w: torch.Tensor, *, out: torch.Tensor, out_scale: torch.Tensor) -> None:
+    """The same into `out` and `out_scale`."""
+    _check_shape("per_channel_int8_quant", out, w.shape)
+    _check_shape("per_channel_int8_quant", out_scale, (*w.shape[:-1], 1))
+    out_scale.copy_((_largest_finite(w) / INT8_HALF_RANGE).clamp_(min=SMALLEST_SCALE))
+    codes = w.to(torch.float32, copy=True).div_(out_scale)
+    out.copy_(codes.nan_to_num_(nan=0.0).round_().clamp_(-128, 127))
 
 
 def dequantize(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -45,9 +84,14 @@ def dequantize(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torc
     return (q.float() * scale).to(dtype)
 
 
-def _fp8_scale(x: torch.Tensor, scale_ub: float | None, dtype: torch.dtype) -> torch.Tensor:
-    """Scales over the last dimension, which is kept with size 1."""
-    scale = _largest_finite(x) / torch.finfo(dtype).max
+def _check_shape(name: str, out: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if out.shape != shape:
+        raise ValueError(f"{name}: an out tensor is {list(out.shape)} {out.dtype}, expected {list(shape)}")
+
+
+def fp8_scale(largest: torch.Tensor, scale_ub: float | None, dtype: torch.dtype) -> torch.Tensor:
+    """The scale under which each magnitude becomes the largest value of `dtype`, or less if `scale_ub` bounds it."""
+    scale = largest / torch.finfo(dtype).max
     if scale_ub is not None:
         scale.clamp_(max=scale_ub)
     return scale.clamp_(min=SMALLEST_SCALE)
@@ -57,5 +101,20 @@ def _largest_finite(x: torch.Tensor) -> torch.Tensor:
     """The largest finite magnitude over the last dimension, in float32; 0 where there is none."""
     if x.shape[-1] == 0:
         return torch.zeros((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+    largest = largest_magnitude(x)
+    if bool(largest.isfinite().all()):
+        return largest
     magnitude = x.float().abs()
     return magnitude.masked_fill_(~magnitude.isfinite(), 0.0).amax(-1, keepdim=True)
+
+
+def largest_magnitude(x: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude over the last dimension, which is kept with size 1, in float32; NaN where there is one.
+
+    Without their signs, the bits of floats order as integers do, infinity above all numbers and NaN above infinity.
+    Integers are compared several times faster here than numbers.
+    """
+    values = x if x.dtype in _BITS else x.float()
+    bits = values.view(_BITS[values.dtype])
+    largest = bits.bitwise_and(torch.iinfo(bits.dtype).max).amax(-1, keepdim=True)
+    return largest.view(values.dtype).float()

@@ -52,6 +52,7 @@ import torch
 from policyquant.checkpoint.tensors import LazyTensor, Slot
 from policyquant.errors import PolicyQuantError
 from policyquant.kernels import ops, reference
+from policyquant.kernels.cpu.quantize import fp8_scale
 from policyquant.methods.base import OUTPUT_DTYPES, PLAIN_DTYPES, QuantMethod, WeightLayer, reference_values
 from policyquant.methods.pieces import (
     buffer,
@@ -60,12 +61,12 @@ from policyquant.methods.pieces import (
     check_places,
     create_bias,
     entry,
+    finite_magnitudes,
     load_bias,
     misshapen,
     not_plain,
     pieces,
     place_of,
-    refuse_nonfinite,
     runs,
 )
 from policyquant.methods.registry import register
@@ -182,22 +183,23 @@ class Fp8(QuantMethod):
         if scale is not None and source.dtype == codes.dtype and (per_channel or scale.numel() == 1):
             for start, stop in runs(source.shape):
                 chunk = source.rows(start, stop).read()
-                refuse_nonfinite(source, chunk, start)
+                finite_magnitudes(source, chunk, start)
                 codes[start:stop].copy_(chunk)
             scales[rows if per_channel else slice(index, index + 1)].copy_(scale if per_channel else scale.reshape(1))
         elif per_channel:
             for start, stop in runs(source.shape):
                 values = _values(source, scale, start, stop)
-                quantized, of_rows = ops.per_token_scaled_fp8_quant(values, None, codes.dtype)
-                codes[start:stop].copy_(quantized)
-                scales[rows][start:stop].copy_(of_rows)
+                own = fp8_scale(finite_magnitudes(source, values, start), None, codes.dtype)
+                _encode(values, own, codes[start:stop])
+                scales[rows][start:stop].copy_(own)
         else:
-            largest = max(float(_values(source, scale, *run).abs().amax()) for run in runs(source.shape))
-            limits = torch.finfo(torch.float32)
-            one = torch.tensor([largest / torch.finfo(codes.dtype).max], dtype=torch.float32).clamp_min(limits.tiny)
+            largest = torch.zeros((1, 1))
             for start, stop in runs(source.shape):
-                values = _values(source, scale, start, stop)
-                codes[start:stop].copy_(ops.static_scaled_fp8_quant(values, one.to(values.device), codes.dtype))
+                magnitudes = finite_magnitudes(source, _values(source, scale, start, stop), start)
+                largest = torch.maximum(largest, magnitudes.amax(dim=0, keepdim=True).cpu())
+            one = fp8_scale(largest, None, codes.dtype).reshape(1)
+            for start, stop in runs(source.shape):
+                _encode(_values(source, scale, start, stop), one, codes[start:stop])
             scales[index : index + 1].copy_(one)
 
     def _load_input_scale(self, layer: WeightLayer, tensors: Mapping[Slot, LazyTensor]) -> None:
@@ -300,13 +302,17 @@ class Fp8(QuantMethod):
 
 
 def _values(source: LazyTensor, scale: torch.Tensor | None, start: int, stop: int) -> torch.Tensor:
-    """Rows of a stored weight in float32."""
+    """Rows of a stored weight, as stored or, if that is codes, in float32."""
     chunk = source.rows(start, stop).read()
-    refuse_nonfinite(source, chunk, start)
-    values = chunk.to(torch.float32)
     if scale is None:
-        return values
-    return values * (scale if scale.numel() == 1 else scale[start:stop])
+        return chunk
+    return chunk.to(torch.float32) * (scale if scale.numel() == 1 else scale[start:stop])
+
+
+def _encode(values: torch.Tensor, scale: torch.Tensor, codes: torch.Tensor) -> None:
+    """Write the codes of values / scale where they belong, which may be another device."""
+    device = codes.device
+    torch.ops.policyquant.static_scaled_fp8_quant.out(values.to(device), scale.to(device), out=codes)
 
 
 def _scale(stored: LazyTensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from policyquant.checkpoint.tensors import LazyTensor, Slot
 from policyquant.errors import PolicyQuantError
+from policyquant.kernels.cpu.quantize import largest_magnitude
 from policyquant.methods.base import PLAIN_DTYPES, WeightLayer
 
 _CHUNK_ELEMENTS: Final = 1 << 20
@@ -47,13 +48,19 @@ def runs(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, shape[0])
 
 
-def refuse_nonfinite(source: LazyTensor, chunk: torch.Tensor, start: int) -> None:
-    values = chunk.to(torch.float32)
-    finite = values.isfinite()
-    if not bool(finite.all()):
-        row, column = (~finite).nonzero()[0].tolist()
-        found = float(values[row, column])
+def finite_magnitudes(source: LazyTensor, values: torch.Tensor, start: int) -> torch.Tensor:
+    """The largest magnitude in each row of `values`, [rows, 1] float32; they are rows of a weight from row `start` on.
+
+    Raises:
+        PolicyQuantError: they hold NaN or infinity; the tensor and the index are named.
+    """
+    largest = largest_magnitude(values)
+    if not bool(largest.isfinite().all()):
+        exact = values.to(torch.float32)
+        row, column = (~exact.isfinite()).nonzero()[0].tolist()
+        found = float(exact[row, column])
         raise PolicyQuantError(f"{source.place} holds {found} at [{start + row}, {column}]; a weight must be finite")
+    return largest
 
 
 def place_of(layer: WeightLayer, part: str, expert: int | None) -> str:
