@@ -5,24 +5,30 @@ Everything that does not fit is collected, so that one error tells all of it bef
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch import nn
 
-from policyquant.build.stored_names import StoredNames, StoredPart
-from policyquant.build.targets import PartName, Target, targets
+from policyquant.build.arrangement import Arrangement, concerns
+from policyquant.build.as_stored import runnable_as_stored
+from policyquant.build.layer_names import all_names
+from policyquant.build.shares import Share, shares, stored_parts
+from policyquant.build.stored_names import StoredNames
+from policyquant.build.stored_tensors import expert_tensor, part_of
+from policyquant.build.targets import Target, part_names, targets
+from policyquant.checkpoint.derived_tensor import StackedTensor
 from policyquant.checkpoint.tensors import LazyTensor, Slot
 from policyquant.errors import PolicyQuantError, did_you_mean
 from policyquant.inventory.architectures.describe import NO_LAYERS
-from policyquant.layers.activation import GeluAndMul, SiluAndMul
-from policyquant.layers.attention import Attention
 from policyquant.layers.base import PolicyLayer, WeightLayer
 from policyquant.plan.plan import Plan
 from policyquant.plan.rows import LayerPlan
 from policyquant.policy.scheme import NONE, Scheme
+
+__all__ = ["ADOPTED", "Binder", "Binding", "stored_parts"]
 
 ADOPTED: Final = (nn.Linear, nn.Embedding)
 """Classes of torch's own that take a method; of others, what they compute is not known."""
@@ -39,7 +45,9 @@ class Binding:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     """Own parameters and persistent buffers of the module."""
     complete: bool = True
-    """Whether something is stored for each of its parts."""
+    """Whether something is stored for each of its parts, and nothing is wrong with it so far."""
+    parts: dict[str, int] | None = None
+    """Rows of its parts as the source stores them, if the model has them as one."""
 
     @property
     def owns_weight(self) -> bool:
@@ -48,55 +56,67 @@ class Binding:
         return (adopted or isinstance(self.module, WeightLayer)) and "weight" in self.tensors
 
 
-def stored_parts(names: StoredNames, module: nn.Module, parts: Iterable[PartName]) -> list[tuple[PartName, StoredPart]]:
-    """The parts of a module for which something is stored, or decided, each with what that is."""
-    return [(part, stored) for part in parts if (stored := _find(names, module, part)) is not None]
-
-
-def _find(names: StoredNames, module: nn.Module, part: PartName) -> StoredPart | None:
-    stored = names.find(part.name)
-    if stored is not None:
-        return stored
-    # Layers without tensors are named by their module's author: an attention's cache stands inside what a plan calls
-    # the attention, and an activation beside what feeds it.
-    parent = part.name.rpartition(".")[0]
-    if isinstance(module, Attention):
-        stored = names.find(parent)
-        return stored if stored is not None and stored.layer.kind == "attention" else None
-    if isinstance(module, (SiluAndMul, GeluAndMul)):
-        return names.activation_in(parent)
-    return None
-
-
 class Binder:
     """Binds every module of a tree."""
 
-    def __init__(self, names: StoredNames, plan: Plan | None, tensors: Mapping[str, LazyTensor]) -> None:
-        """Without a plan, layers keep the schemes that they have."""
+    def __init__(
+        self, names: StoredNames, plan: Plan | None, tensors: Mapping[str, LazyTensor], model_type: str = ""
+    ) -> None:
+        """
+        Args:
+            names: What the source stores.
+            plan: None: layers keep the schemes that they have.
+            tensors: Of the source, by name.
+            model_type: Of the configuration, or the name of the family that names told; empty if unknown.
+        """
         self.problems: list[str] = []
         self._names = names
         self._plan = plan
         self._tensors = tensors
+        self._model_type = model_type
         self._used: set[str] = set()
         self._bound: set[str] = set()
 
     def bind(self, root: nn.Module) -> list[Binding]:
         """One binding a module. What does not fit is in `problems` afterwards."""
-        bindings = [self._bind(target) for target in targets(root)]
+        names = all_names(root)
+        asked = [(target, self._shares(target, names.get(target.module, ()))) for target in targets(root)]
+        self._arrangement = Arrangement(asked, self._tensors, self._model_type)
+        bindings = [self._bind(target, found) for target, found in asked]
+        for target, found in asked:
+            for name in names.get(target.module, ())[1:]:
+                self._check_other_name(target, found, name)
+        self.problems += self._names.collisions
+        self.problems += self._arrangement.unclaimed()
         self._check_schemes()
         self._check_tensors(root)
         return bindings
 
-    def _bind(self, target: Target) -> Binding:
+    def _shares(self, target: Target, names: Iterable[str]) -> list[Share]:
+        """What is stored for a module, under its first name or else under another."""
+        found = shares(self._names, target)
+        for name in () if found else names:
+            found = found or shares(self._names, target._replace(name=name, parts=part_names(target.module, name)))
+        return found
+
+    def _bind(self, target: Target, found: list[Share]) -> Binding:
         binding = Binding(target.module, target.name, tensors=target.tensors)
-        found = stored_parts(self._names, target.module, target.parts)
+        before = len(self.problems)
         binding.scheme = self._scheme(target, found)
-        for part, stored in found:
-            self._take(binding, part, stored)
-        if binding.owns_weight:
+        as_one = any(share.parameter for share in found)
+        if as_one and not binding.owns_weight:
+            self._put_together(binding, found)
+        else:
+            for share in found:
+                self._take(binding, share)
+            if as_one:
+                self._take_parts(binding, found)
+        if len(self.problems) > before:
+            binding.complete = False  # What its method would add says the same again.
+        elif binding.owns_weight:
             # Of what a method needs, the method says what is missing; a part without anything is told with its nearest.
-            here = {part for part, _ in found}
-            missing = [part.name for part in target.parts if part not in here]
+            here = {(share.part.part, share.part.expert) for share in found}
+            missing = [part.name for part in target.parts if not as_one and (part.part, part.expert) not in here]
             binding.complete = not missing
             self.problems += [self._missing(f"{name}.weight", name) for name in missing]
         else:
@@ -106,13 +126,14 @@ class Binder:
                     self.problems.append(self._missing(full, target.name))
         return binding
 
-    def _scheme(self, target: Target, found: Iterable[tuple[PartName, StoredPart]]) -> Scheme:
+    def _scheme(self, target: Target, found: Iterable[Share]) -> Scheme:
         if self._plan is None:
             return target.module.scheme if isinstance(target.module, PolicyLayer) else NONE
         plans: dict[str, LayerPlan] = {}
-        for _, stored in found:
-            if stored.name not in plans and stored.name in self._plan:
-                plans[stored.name] = self._plan[stored.name]
+        for share in found:
+            name = share.stored.name
+            if name not in plans and name in self._plan:
+                plans[name] = self._plan[name]
         self._bound.update(plans)
         first = next(iter(plans.values()), None)
         if first is None:
@@ -126,11 +147,8 @@ class Binder:
                 return NONE
         scheme = first.scheme
         if isinstance(target.module, PolicyLayer) or type(target.module) in ADOPTED:
-            if first.stored is not None and scheme.method == "none" and target.tensors:
-                self.problems.append(
-                    f"{target.name!r} is stored as {first.stored} and the plan leaves it so, which this version cannot"
-                    f" run; give it a method, such as fp8"
-                )
+            if scheme.method == "none" and target.tensors and any(plan.stored for plan in plans.values()):
+                return self._as_stored(target, found, scheme, [plan.stored or "plain" for plan in plans.values()])
             return scheme
         if scheme != NONE:
             self.problems.append(
@@ -139,22 +157,92 @@ class Binder:
             )
         return NONE
 
-    def _take(self, binding: Binding, part: PartName, stored: StoredPart) -> None:
-        try:
-            rows = stored.rows
-        except PolicyQuantError as error:
-            self.problems.append(str(error))
-            return
-        for suffix, name in stored.tensor_names():
-            tensor = self._tensors.get(name)
-            if tensor is None or suffix in NO_LAYERS:
+    def _as_stored(self, target: Target, found: Iterable[Share], scheme: Scheme, stored: list[str]) -> Scheme:
+        """The scheme under which a layer runs that is stored quantized and that the plan leaves so."""
+        runs = runnable_as_stored([share.stored.layer for share in found], scheme)
+        if runs is None:
+            self.problems.append(
+                f"{target.name!r} is stored as {' and '.join(dict.fromkeys(stored))} and the plan leaves it so, which"
+                " this version cannot run; of what is stored quantized it runs FP8 with a scale for each channel or"
+                " tensor"
+            )
+        return scheme if runs is None else runs
+
+    def _pieces(self, module: nn.Module, share: Share) -> Iterator[tuple[str, LazyTensor]]:
+        """What a share is of each tensor of its stored layer, with what that is for it: `weight`, `bias`, …"""
+        whole_module = share.stored.whole and not isinstance(module, (nn.Linear, WeightLayer)) and not share.parameter
+        for suffix, name in share.stored.tensor_names(self._tensors):
+            what = None if whole_module else expert_tensor(share.stored.layer, suffix)
+            if suffix in NO_LAYERS or not concerns(what, share):
                 continue
             self._used.add(name)
-            if suffix not in binding.tensors and suffix in binding.module._parameters:
+            word = suffix if what is None else what.word
+            tensor = self._tensors[name]
+            if not whole_module:
+                try:
+                    tensor = part_of(tensor, word, self._arrangement.place(module, share, what))
+                except PolicyQuantError as error:
+                    self.problems.append(str(error))
+                    continue
+            yield word, tensor
+
+    def _take(self, binding: Binding, share: Share) -> None:
+        for word, tensor in self._pieces(binding.module, share):
+            if word not in binding.tensors and word in binding.module._parameters:
                 continue  # Another module has this parameter under an earlier name, and is loaded with it.
-            if rows is not None and tensor.shape and tensor.shape[0] >= rows[1]:
-                tensor = tensor.rows(*rows)
-            binding.slots[Slot(suffix, part.part, part.expert)] = tensor
+            part = share.part.part
+            binding.slots[Slot(word, part, share.part.expert)] = tensor
+
+    def _take_parts(self, binding: Binding, found: Iterable[Share]) -> None:
+        """Let a layer of one part be one of several, as the source stores them."""
+        weights = {share.part.part: binding.slots.get(Slot("weight", share.part.part)) for share in found}
+        rows = {part: tensor.shape[0] for part, tensor in weights.items() if tensor is not None and tensor.shape}
+        own = binding.tensors["weight"].shape[0]
+        if sum(rows.values()) != own:
+            stored = " + ".join(f"{part} {count:,}" for part, count in rows.items())
+            self.problems.append(f"{binding.name!r} has {own:,} rows in the model, and the source stores {stored}")
+        binding.parts = rows
+
+    def _put_together(self, binding: Binding, found: Iterable[Share]) -> None:
+        """Make each parameter of a module of what is stored one by one: rows under rows, expert after expert."""
+        pieces: dict[str, dict[int | None, list[LazyTensor]]] = {}
+        for share in found:
+            one_by_one = share.parameter not in ("weight", "bias")
+            stored = share.stored
+            expert = (stored.indices[-1] if stored.expert is None else stored.expert) if one_by_one else None
+            for word, tensor in self._pieces(binding.module, share):
+                key = word if not one_by_one else share.parameter if word == "weight" else f"{share.parameter}_{word}"
+                pieces.setdefault(key, {}).setdefault(expert, []).append(tensor)
+        for key, by_expert in pieces.items():
+            if key not in binding.tensors and key in binding.module._parameters:
+                continue
+            problem = _cannot_be_one(binding, key, by_expert)
+            if problem is not None:
+                self.problems.append(problem)
+                continue
+            entries = [StackedTensor(tensors) if len(tensors) > 1 else tensors[0] for tensors in by_expert.values()]
+            one = entries[0] if None in by_expert else StackedTensor(entries, entries=True)
+            if None not in by_expert and getattr(binding.module, "is_transposed", False) and len(one.shape) > 2:
+                one = one.transposed()
+            binding.slots[Slot(key)] = one
+
+    def _check_other_name(self, target: Target, found: Iterable[Share], name: str) -> None:
+        """A module under a second name is decided once: what the plan says of that name must be the same."""
+        others = shares(self._names, target._replace(name=name, parts=part_names(target.module, name)))
+        first = {share.stored.name for share in found}
+        for share in others:
+            self._used.update(full for _, full in share.stored.tensor_names(self._tensors))
+        for other in dict.fromkeys(share.stored.name for share in others):
+            if self._plan is None or other in first or other not in self._plan:
+                continue
+            self._bound.add(other)
+            for own in first & {layer for layer in first if layer in self._plan}:
+                one, two = self._plan[own], self._plan[other]
+                if one.scheme != two.scheme:
+                    self.problems.append(
+                        f"{own!r} and {other!r} are one module under two names, which the plan decides apart:"
+                        f" {one.scheme}{_by(one)}, but {two.scheme}{_by(two)}"
+                    )
 
     def _missing(self, full: str, layer: str) -> str:
         return f"{full!r} is in the model, but the source has no such tensor{did_you_mean(layer, self._names.known())}"
@@ -174,11 +262,12 @@ class Binder:
     def _check_tensors(self, root: nn.Module) -> None:
         """Surplus tensors: nothing in the model takes them."""
         modules = [name for name, _ in root.named_modules() if name]
-        shared = {name for name, _ in root.named_parameters(remove_duplicate=False)}
+        once = {name for name, _ in root.named_parameters()}
+        again = {name for name, _ in root.named_parameters(remove_duplicate=False)} - once
         for name, tensor in self._tensors.items():
             layer, _, suffix = name.rpartition(".")
             known = self._names.renamed.get(layer, layer)
-            if name in self._used or suffix in NO_LAYERS or f"{known}.{suffix}" in shared:
+            if name in self._used or suffix in NO_LAYERS or f"{known}.{suffix}" in again:
                 continue
             self.problems.append(
                 f"{tensor.place} is in the source, but nothing in the model takes it{did_you_mean(known, modules)}"
@@ -187,3 +276,27 @@ class Binder:
 
 def _by(layer: LayerPlan) -> str:
     return "" if layer.rule is None else f" by {layer.rule.pattern!r} ({layer.rule.place})"
+
+
+def _cannot_be_one(binding: Binding, key: str, by_expert: Mapping[int | None, list[LazyTensor]]) -> str | None:
+    """Why what is stored one by one is no parameter of a module; None if it is."""
+    full = f"{binding.name}.{key}"
+    experts = [expert for expert in by_expert if expert is not None]
+    first = next(iter(by_expert.values()))
+    if experts and experts != list(range(len(experts))):
+        lacking = next(number for number, expert in enumerate(experts) if number != expert)
+        return f"{full!r} is stored expert by expert, and expert {lacking} is missing: the next is {first[0].place}"
+    if experts and getattr(binding.module, "is_concatenated", True) is False:
+        return (
+            f"{full!r} holds gate and up in alternate rows, and the source stores them one by one, from"
+            f" {first[0].place}: they cannot be put together here"
+        )
+    for tensors in by_expert.values():
+        shapes = [tensor.shape for tensor in tensors]
+        if len(shapes) != len(first) or [shape[1:] for shape in shapes] != [tensor.shape[1:] for tensor in first]:
+            return f"{full!r} is stored in pieces of different shapes: {tensors[0].place} {list(shapes[0])}"
+        if any(not shape for shape in shapes) or {tensor.dtype for tensor in tensors} != {first[0].dtype}:
+            return f"{full!r} is stored in pieces that are not alike: {tensors[0].place} is {tensors[0].dtype}"
+        if experts and sum(shape[0] for shape in shapes) != sum(tensor.shape[0] for tensor in first):
+            return f"{full!r} is stored in pieces of different shapes: {tensors[0].place} {list(shapes[0])}"
+    return None

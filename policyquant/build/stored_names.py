@@ -7,44 +7,55 @@ A module may call its parts as the checkpoint does, as transformers' module tree
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from policyquant.errors import PolicyQuantError
-from policyquant.inventory.layers import NAMESPACES, Indices, LayerSet, Part
+from policyquant.inventory.layers import NAMESPACES, Indices, LayerSet, NameForm, Namespace, Part
+
+FUSED_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""Names that stand for several layers → those, in the order in which their rows are stored when they are one."""
 
 
 class StoredPart(NamedTuple):
-    """One part of one stored layer."""
+    """One part of one stored layer, or all of it."""
 
     layer: LayerSet
     indices: Indices
-    part: Part
+    part: Part | None
+    """None: everything that the layer stores."""
     name: str
     """Checkpoint name of the layer, under which the plan has it."""
+    expert: int | None = None
+    """Which of its likes it is, for a part that repeats inside its layer."""
 
     @property
-    def rows(self) -> tuple[int, int] | None:
-        """Which rows of the stored weight are this part's; None if the layer stores nothing else.
+    def whole(self) -> bool:
+        """Whether the layer stores nothing else."""
+        return self.part is None or (len(self.layer.parts) == 1 and not self.part.repeats)
 
-        Raises:
-            PolicyQuantError: the layer stores its parts in a way that this version does not take apart.
+    @property
+    def projection(self) -> str:
+        """What it is among its fellows: `q_proj`, `up_proj`; empty for all that a layer stores, or if unknown."""
+        return "" if self.part is None else self.part.role.rpartition(".")[2]
+
+    def tensor_names(self, stored: Container[str]) -> Iterator[tuple[str, str]]:
+        """Suffix and full name of each tensor of the layer; `stored` has the names that the source uses.
+
+        A source may spell its layers as transformers' module tree does, and the layer's first name is the checkpoint's.
         """
-        if len(self.layer.parts) == 1 and not self.part.repeats:
-            return None
-        sizes = [part.shape[0] for part in self.layer.parts if part.shape is not None and len(part.shape) == 2]
-        if self.part.repeats or self.layer.transposed or len(sizes) < len(self.layer.parts):
-            raise PolicyQuantError(
-                f"{self.name!r} stores {len(self.layer.parts)} parts as one tensor of shape {self.layer.shape}, which"
-                " cannot be loaded part by part yet; a checkpoint that stores them one by one can"
-            )
-        start = sum(sizes[: self.layer.parts.index(self.part)])
-        return start, start + sizes[self.layer.parts.index(self.part)]
-
-    def tensor_names(self) -> Iterator[tuple[str, str]]:
-        """Suffix and full name of each tensor that the layer stores."""
+        spellings = [self.name]
+        for namespace in ("checkpoint", "module"):
+            spellings += [form.fill(self.indices) for form in self.layer.names.get(namespace, ()) if form.own]
         for tensor in self.layer.tensors:
-            yield tensor.suffix, f"{self.name}.{tensor.suffix}" if self.name else tensor.suffix
+            for name in dict.fromkeys(spellings):
+                full = f"{name}.{tensor.suffix}" if name else tensor.suffix
+                if full in stored:
+                    yield tensor.suffix, full
+                    break
 
 
 class HasLayers(Protocol):
@@ -58,47 +69,80 @@ class StoredNames:
     """All names under which a source's layers and their parts can be asked for."""
 
     def __init__(self, inventory: HasLayers, rename: Mapping[str, str] | None = None) -> None:
-        replacements = Renaming(rename)
+        self._replacements = Renaming(rename)
         self._found: dict[str, StoredPart] = {}
+        self._members: dict[str, list[StoredPart]] = {}
         self.renamed: dict[str, str] = {}
         """What `rename` made of checkpoint names, where it changed them."""
-        self.parts: list[StoredPart] = []
+        self.collisions: list[str] = []
+        """What `rename` made one name of, one sentence each."""
         self._activations: dict[str, list[StoredPart]] | None = None
-        later: list[tuple[str, StoredPart]] = []
+        later: dict[str, list[StoredPart]] = {}
         for layer in inventory.sets:
-            for part in layer.parts:
-                for indices in layer.indices:
-                    stored = StoredPart(layer, indices, part, layer.name(indices))
-                    self.parts.append(stored)
-                    self._add(stored, replacements, later)
-        for name, stored in later:
-            self._found.setdefault(name, stored)
+            for indices in layer.indices:
+                name = layer.name(indices)
+                for part in layer.parts:
+                    for expert in range(part.repeats) if part.repeats else (None,):
+                        self._add(StoredPart(layer, indices, part, name, expert), part.names, later)
+                if len(layer.parts) > 1 or layer.parts[0].repeats:
+                    self._add(StoredPart(layer, indices, None, name), layer.names, later)
+        for name, owners in later.items():
+            if len(owners) == 1:
+                self._found.setdefault(name, owners[0])
+            elif name not in self._found:
+                self._members.setdefault(name, owners)
 
     def _add(
         self,
         stored: StoredPart,
-        replacements: Renaming,
-        later: list[tuple[str, StoredPart]],
+        names: Mapping[Namespace, tuple[NameForm, ...]],
+        later: dict[str, list[StoredPart]],
     ) -> None:
-        members = range(stored.part.repeats) if stored.part.repeats else (None,)
+        indices = stored.indices if stored.expert is None else (*stored.indices, stored.expert)
         for namespace in NAMESPACES:
-            for form in stored.part.names.get(namespace, ()):
+            for form in names.get(namespace, ()):
+                name = form.fill(indices)
+                if namespace == "checkpoint":
+                    name = self._renamed(name, stored)
                 if not form.own:
-                    continue
-                for member in members:
-                    name = form.fill(stored.indices if member is None else (*stored.indices, member))
-                    if namespace == "checkpoint":
-                        suffix = stored.layer.tensors[0].suffix if stored.layer.tensors else "weight"
-                        changed = replacements.layer(name, suffix)
-                        if changed != name:
-                            self.renamed[name] = changed
-                        self._found.setdefault(changed, stored)
-                    else:
-                        later.append((name, stored))
+                    if namespace != "canonical":
+                        _append(self._members.setdefault(name, []), stored)
+                elif namespace == "checkpoint":
+                    other = self._found.setdefault(name, stored)
+                    if other.name != stored.name and self.renamed and other.layer.tensors and stored.layer.tensors:
+                        self.collisions.append(
+                            f"rename makes {name!r} of both {other.name!r} and {stored.name!r}, which are two layers"
+                        )
+                else:
+                    _append(later.setdefault(name, []), stored)
+
+    def _renamed(self, name: str, stored: StoredPart) -> str:
+        suffix = stored.layer.tensors[0].suffix if stored.layer.tensors else "weight"
+        changed = self._replacements.layer(name, suffix)
+        if changed != name:
+            self.renamed[name] = changed
+        return changed
 
     def find(self, name: str) -> StoredPart | None:
-        """What is stored for a module's part of this name."""
+        """What is stored for a module, or a module's part, of this name."""
         return self._found.get(name)
+
+    def members(self, name: str) -> list[StoredPart]:
+        """What is stored one by one and goes by this name together, in the order in which it is stored fused: q, k
+        and v, or gate and up, and these of one expert after another. Empty if the name stands for nothing whole."""
+        found = self._members.get(name, [])
+        order = FUSED_PARTS.get(name.rpartition(".")[2]) or tuple({each.projection: None for each in found})
+        if len(found) < 2 or (len(order) > 1 and order not in FUSED_PARTS.values()):
+            return []
+        by_expert: dict[Indices, list[StoredPart]] = {}
+        for stored in found:
+            if stored.projection in order:
+                indices = stored.indices if stored.expert is None else (*stored.indices, stored.expert)
+                by_expert.setdefault(indices, []).append(stored)
+        groups = [sorted(by_expert[key], key=lambda each: order.index(each.projection)) for key in sorted(by_expert)]
+        if any(tuple(each.projection for each in group) != order for group in groups):
+            return []
+        return [stored for group in groups for stored in group]
 
     def activation_in(self, module: str) -> StoredPart | None:
         """The one activation layer that stands directly in a module; None if there is none, or more than one."""
@@ -113,6 +157,12 @@ class StoredNames:
     def known(self) -> list[str]:
         """Every name that can be found."""
         return list(self._found)
+
+
+def _append(owners: list[StoredPart], stored: StoredPart) -> None:
+    """Namespaces may agree on a name, which is then given twice for one part."""
+    if not owners or owners[-1] is not stored:
+        owners.append(stored)
 
 
 class Renaming:

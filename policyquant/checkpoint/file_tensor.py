@@ -11,13 +11,12 @@ import mmap
 import os
 import sys
 import weakref
-from collections.abc import Callable
 from math import prod
 from typing import Final
 
 import torch
 
-from policyquant.checkpoint.tensors import LazyTensor
+from policyquant.checkpoint.derived_tensor import DerivableTensor
 from policyquant.errors import SourceError
 from policyquant.inventory.json_file import unreadable
 
@@ -132,72 +131,7 @@ class OpenFile:
                 mapped.madvise(mmap.MADV_DONTNEED)
 
 
-class _Whole(LazyTensor):
-    """A tensor whose rows and entries are taken after all of it was read."""
-
-    def rows(self, start: int, stop: int) -> LazyTensor:
-        size = self._leading("rows")
-        return _Changed(self, (len(range(size)[start:stop]), *self.shape[1:]), lambda tensor: tensor[start:stop])
-
-    def expert(self, index: int) -> LazyTensor:
-        self._entry(index)
-        return _Changed(self, self.shape[1:], lambda tensor: tensor[index])
-
-    def transposed(self) -> LazyTensor:
-        if len(self.shape) < 2:
-            raise IndexError(f"{self.place} of shape {list(self.shape)} has no two dimensions to exchange")
-        return _Transposed(self)
-
-    def _leading(self, what: str) -> int:
-        if not self.shape:
-            raise IndexError(f"{self.place} is a scalar, which has no {what}")
-        return self.shape[0]
-
-    def _entry(self, index: int) -> int:
-        """The index counted from the first entry."""
-        size = self._leading("entries")
-        if not -size <= index < size:
-            raise IndexError(f"{self.place} of shape {list(self.shape)} has no entry {index}")
-        return index % size
-
-
-class _Changed(_Whole):
-    """What becomes of a tensor after it was read."""
-
-    def __init__(
-        self, source: LazyTensor, shape: tuple[int, ...], change: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
-        super().__init__(source.name, shape, source.dtype, source.file)
-        self._source = source
-        self._change = change
-
-    def read(self) -> torch.Tensor:
-        return self._change(self._source.read())
-
-
-class _Transposed(_Changed):
-    """A tensor with its last two dimensions exchanged. If there are more, the first is the source's, which reads less
-    of it."""
-
-    def __init__(self, source: LazyTensor) -> None:
-        *leading, rows, columns = source.shape
-        super().__init__(source, (*leading, columns, rows), lambda tensor: tensor.transpose(-2, -1))
-
-    def rows(self, start: int, stop: int) -> LazyTensor:
-        if len(self.shape) == 2:
-            return super().rows(start, stop)
-        return _Transposed(self._source.rows(start, stop))
-
-    def expert(self, index: int) -> LazyTensor:
-        if len(self.shape) == 2:
-            return super().expert(index)
-        return _Transposed(self._source.expert(index))
-
-    def transposed(self) -> LazyTensor:
-        return self._source
-
-
-class FileTensor(_Whole):
+class FileTensor(DerivableTensor):
     """A tensor of an open file, or some of its rows, of which only the bytes are read."""
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, file: OpenFile, start: int) -> None:
@@ -231,18 +165,18 @@ class FileTensor(_Whole):
         return data.view(self.dtype).reshape(self.shape)
 
     def rows(self, start: int, stop: int) -> FileTensor:
-        chosen = range(self._leading("rows"))[start:stop]
+        chosen = range(self.leading("rows"))[start:stop]
         return self._part((len(chosen), *self.shape[1:]), chosen.start)
 
     def expert(self, index: int) -> FileTensor:
-        return self._part(self.shape[1:], self._entry(index))
+        return self._part(self.shape[1:], self.entry(index))
 
     def _part(self, shape: tuple[int, ...], first: int) -> FileTensor:
         row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
         return FileTensor(self.name, shape, self.dtype, self._open, self._start + first * row_bytes)
 
 
-class UnreadableTensor(_Whole):
+class UnreadableTensor(DerivableTensor):
     """A tensor of a dtype that PyTorch does not have. It has a name and a shape, but no values; its dtype, which is not
     among PyTorch's, is given as uint8."""
 
