@@ -61,12 +61,12 @@ from policyquant.methods.pieces import (
     check_places,
     create_bias,
     entry,
-    finite_magnitudes,
     load_bias,
     misshapen,
     not_plain,
     pieces,
     place_of,
+    refuse_nonfinite,
     runs,
 )
 from policyquant.methods.registry import register
@@ -183,19 +183,19 @@ class Fp8(QuantMethod):
         if scale is not None and source.dtype == codes.dtype and (per_channel or scale.numel() == 1):
             for start, stop in runs(source.shape):
                 chunk = source.rows(start, stop).read()
-                finite_magnitudes(source, chunk, start)
+                refuse_nonfinite(source, chunk, start)
                 codes[start:stop].copy_(chunk)
             scales[rows if per_channel else slice(index, index + 1)].copy_(scale if per_channel else scale.reshape(1))
         elif per_channel:
             for start, stop in runs(source.shape):
                 values = _values(source, scale, start, stop)
-                own = fp8_scale(finite_magnitudes(source, values, start), None, codes.dtype)
+                own = fp8_scale(refuse_nonfinite(source, values, start), None, codes.dtype)
                 _encode(values, own, codes[start:stop])
                 scales[rows][start:stop].copy_(own)
         else:
             largest = torch.zeros((1, 1))
             for start, stop in runs(source.shape):
-                magnitudes = finite_magnitudes(source, _values(source, scale, start, stop), start)
+                magnitudes = refuse_nonfinite(source, _values(source, scale, start, stop), start)
                 largest = torch.maximum(largest, magnitudes.amax(dim=0, keepdim=True).cpu())
             one = fp8_scale(largest, None, codes.dtype).reshape(1)
             for start, stop in runs(source.shape):

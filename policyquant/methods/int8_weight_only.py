@@ -56,9 +56,9 @@ from policyquant.methods.pieces import (
     check_plain_weight,
     create_bias,
     entry,
-    finite_magnitudes,
     load_bias,
     pieces,
+    refuse_nonfinite,
     runs,
 )
 from policyquant.methods.registry import register
@@ -180,7 +180,7 @@ class Int8WeightOnly(QuantMethod):
 def _quantize_rows(source: LazyTensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
     for start, stop in runs(source.shape):
         chunk = source.rows(start, stop).read()
-        finite_magnitudes(source, chunk, start)
+        refuse_nonfinite(source, chunk, start)
         targets = {"out": codes[start:stop], "out_scale": scales[start:stop]}
         torch.ops.policyquant.per_channel_int8_quant.out(chunk.to(codes.device), **targets)
 
@@ -189,7 +189,7 @@ def _quantize_whole(source: LazyTensor, codes: torch.Tensor, scale: torch.Tensor
     largest = 0.0
     for start, stop in runs(source.shape):
         chunk = source.rows(start, stop).read()
-        largest = max(largest, float(finite_magnitudes(source, chunk, start).amax()))
+        largest = max(largest, float(refuse_nonfinite(source, chunk, start).amax()))
     one = torch.tensor([largest / _STEPS], dtype=torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
     for start, stop in runs(source.shape):
         values = source.rows(start, stop).read().to(torch.float32) / one

@@ -48,8 +48,10 @@ def runs(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, shape[0])
 
 
-def finite_magnitudes(source: LazyTensor, values: torch.Tensor, start: int) -> torch.Tensor:
-    """The largest magnitude in each row of `values`, [rows, 1] float32; they are rows of a weight from row `start` on.
+def refuse_nonfinite(source: LazyTensor, values: torch.Tensor, start: int) -> torch.Tensor:
+    """Look for NaN and infinity in rows of a weight from row `start` on.
+
+    Returns the largest magnitude in each row, [rows, 1] float32, which is what it looked at.
 
     Raises:
         PolicyQuantError: they hold NaN or infinity; the tensor and the index are named.
