@@ -24,6 +24,11 @@ A per-tensor scale takes its maximum over the whole part (weight) or input. Stat
 their maximum, since the parts read one input. An element errs by at most 2^-4 of itself (e4m3; 2^-3 for e5m2), or by
 half a subnormal step, s · 2^-10 (e5m2: s · 2^-17), whichever is more. NaN or infinity in a weight is an error at load.
 
+Codes and scales of a weight in float32 are those of compressed-tensors, with two exceptions. Scales are at least
+2^-126: a row of zeros has that scale (there 2^-23), and so has one whose own would be smaller. And -0 keeps its sign,
+which a zero point of 0, as llm-compressor adds it, takes away. Of a weight in bfloat16 or float16, compressed-tensors
+rounds scales and quotients to that dtype; here both are float32.
+
 Shapes and alignment
 --------------------
 Any. Codes `weight` [N, K] ([experts, N, K]); `weight_scale` float32 [N, 1] ([experts, N, 1]) per channel, [parts]

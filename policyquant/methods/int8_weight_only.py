@@ -17,9 +17,9 @@ w ≈ q · s, symmetric.
     y[m, n] = (Σ_k x[m, k] · q[n, k]) · s[n] + bias[n], accumulated in float32, rounded once
 
 An element errs by at most s / 2. Codes and scales are those of compressed-tensors' symmetric 8-bit integers for the
-same weight in float32, but for the scale of a row of zeros (2^-126 here, 2^-23 there) and of one whose largest
-magnitude is below 2^-119 (2^-126 here, smaller there). From a weight in bfloat16 or float16, compressed-tensors
-computes scales and quotients in that dtype; here both are float32. NaN or infinity in a weight is an error at load.
+same weight in float32, except that scales are at least 2^-126: a row of zeros has that scale (there 2^-23), and so has
+one whose own would be smaller. Of a weight in bfloat16 or float16, compressed-tensors rounds scales and quotients to
+that dtype; here both are float32. NaN or infinity in a weight is an error at load.
 
 Shapes and alignment
 --------------------
