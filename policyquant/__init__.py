@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from policyquant.build.build import build as build
+    from policyquant.build.load_weights import load_weights as load_weights
     from policyquant.build.plan_config import PlanConfig as PlanConfig
     from policyquant.errors import BuildError as BuildError
     from policyquant.errors import PolicyError as PolicyError
@@ -44,6 +45,7 @@ _PLACES = {
     "Scheme": "policyquant.policy.scheme",
     "SourceError": "policyquant.errors",
     "build": "policyquant.build",
+    "load_weights": "policyquant.build.load_weights",
     "load_policy": "policyquant.policy.load",
     "read_plan": "policyquant.plan.read",
     "resolve": "policyquant.plan.resolve",

@@ -29,6 +29,8 @@ def prepare(bindings: Sequence[Binding], dtype: torch.dtype | None, model_dtype:
         if binding.owns_weight:
             assert isinstance(module, WeightLayer)
             module.params_dtype = dtype or _stored_dtype(binding) or model_dtype
+            if binding.parts is not None:
+                module.parts = binding.parts
             if binding.complete:
                 yield from _check(module, binding)
             continue
@@ -57,12 +59,13 @@ def _stored_dtype(binding: Binding) -> torch.dtype | None:
 
 def load(
     bindings: Sequence[Binding],
-    device: torch.device,
+    device: torch.device | None,
     dtype: torch.dtype | None,
     release: Callable[[], None],
     progress: Progress | None = None,
 ) -> None:
-    """Give each module its tensors. Parameters own their memory."""
+    """Give each module its tensors, on `device` (None: where they are, but from meta to the CPU). Parameters own their
+    memory."""
     for number, binding in enumerate(bindings):
         if progress is not None:
             progress(number, len(bindings), binding.name)
@@ -71,12 +74,17 @@ def load(
             module.take_scheme(binding.scheme)
         if binding.owns_weight:
             assert isinstance(module, WeightLayer)
-            _load_weights(module, binding, device)
+            _load_weights(module, binding, device or _device_of(binding))
         else:
-            _load_plain(module, binding, device, dtype)
+            _load_plain(module, binding, device or _device_of(binding), dtype)
         release()
     if progress is not None:
         progress(len(bindings), len(bindings), "")
+
+
+def _device_of(binding: Binding) -> torch.device:
+    tensors = [tensor for tensor in binding.tensors.values() if not tensor.is_meta]
+    return tensors[0].device if tensors else torch.device("cpu")
 
 
 def _load_weights(module: WeightLayer, binding: Binding, device: torch.device) -> None:

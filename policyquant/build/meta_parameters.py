@@ -138,6 +138,11 @@ def _install() -> None:
             _installed.append(register_module_module_registration_hook(_module_hook))
 
 
+def is_recording() -> bool:
+    """Whether this thread is inside `recording`."""
+    return bool(_active.recorders)
+
+
 @contextmanager
 def recording() -> Iterator[Recorder]:
     """Within it, in this thread, parameters that are registered become meta tensors."""

@@ -4,40 +4,60 @@ from __future__ import annotations
 
 from torch import nn
 
-from policyquant.build.targets import part_names
+from policyquant.build.origin import Origin
 from policyquant.errors import BuildError
 from policyquant.layers.base import WeightLayer
+from policyquant.layers.built import Place, mark
 from policyquant.methods.base import QuantMethod
 from policyquant.methods.registry import method_for
 from policyquant.plan.plan import Plan
-from policyquant.policy.scheme import NONE, Scheme
+from policyquant.policy.scheme import Scheme
 
 
 class PlanConfig:
-    """Gives each layer its scheme and method by its name.
+    """Gives each layer its scheme and method by its name, the `prefix` that it is constructed with.
+
+    Layers then hold their tensors in the final form, uninitialised; `load_weights` fills them.
 
     >>> config = PlanConfig(plan)  # doctest: +SKIP
     >>> layer = Linear(4096, 4096, quant_config=config, prefix="model.layers.0.self_attn.o_proj")  # doctest: +SKIP
+
+    Raises:
+        BuildError: the plan has findings at error level.
     """
 
     def __init__(self, plan: Plan) -> None:
+        errors = plan.errors()
+        if errors:
+            raise BuildError(
+                f"{plan.policy.source} does not fit {plan.model.name}: {errors[0].code}: {errors[0].message}"
+                + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "")
+            )
         self.plan = plan
+        self._origin = Origin(plan)
 
     def scheme_for(self, layer: nn.Module, name: str) -> Scheme:
         """The plan's scheme for a layer of this name; `none` for one that the plan does not have.
 
+        The layer remembers which plan it asked.
+
         Raises:
-            BuildError: the layer holds several parts, and the plan decides them apart.
+            BuildError: the layer has no name, or holds several parts that the plan decides apart.
         """
-        found = {part.name: self.plan[part.name] for part in part_names(layer, name) if part.name in self.plan}
-        if not found and name in self.plan:
-            return self.plan[name].scheme
-        schemes = {plan.scheme for plan in found.values()}
-        if len(schemes) > 1:
-            parts = ", ".join(f"{part} ({plan.scheme})" for part, plan in found.items())
-            raise BuildError(f"{name!r} holds parts that the plan decides apart: {parts}")
-        return schemes.pop() if schemes else NONE
+        if not name:
+            raise BuildError(
+                f"{type(layer).__name__} was given a quant_config without a prefix; a plan knows layers by their names:"
+                " pass the layer's full name as prefix"
+            )
+        scheme = self._origin.scheme_for(layer, name)
+        mark(layer, Place(self._origin, name))
+        return scheme
 
     def get_quant_method(self, layer: nn.Module, name: str) -> QuantMethod | None:
-        """The method for a layer of this name; None for one that owns no weights."""
-        return method_for(self.scheme_for(layer, name)) if isinstance(layer, WeightLayer) else None
+        """The method for a layer of this name; None for one that owns no weights.
+
+        Raises:
+            BuildError: as `scheme_for`.
+        """
+        scheme = self.scheme_for(layer, name)
+        return method_for(scheme) if isinstance(layer, WeightLayer) else None

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from policyquant.errors import PolicyQuantError
+from policyquant.layers.built import refuse_if_made_in_forward
 from policyquant.layers.logical_weight import check_assignment, logical_weight
 from policyquant.layers.state import misfits
 from policyquant.methods.base import QuantMethod
@@ -101,6 +102,8 @@ class WeightLayer(PolicyLayer):
         )
         if "weight" in self._parameters:
             self.reset_parameters()
+        if quant_config is None:
+            refuse_if_made_in_forward(self)
 
     @property
     def out_features(self) -> int:

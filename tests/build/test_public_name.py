@@ -17,7 +17,7 @@ USE = "assert isinstance(build(lambda: torch.nn.Linear(2, 2), policy=None), torc
         "from policyquant import PlanConfig, build",
         "import policyquant.build.construct as construct; from policyquant import build",
         "from policyquant import build; import policyquant.build.construct as construct; construct.construct",
-        "import policyquant; policyquant.build; from policyquant.build.targets import targets; build = policyquant.build",
+        "import policyquant; policyquant.build; import policyquant.build.targets; build = policyquant.build",
     ],
 )
 def test_build_can_be_called_whatever_was_imported_before(imports: str) -> None:

@@ -1,0 +1,127 @@
+"""A module tree, a source and a plan are fitted together; what does not fit is one error, before a byte is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from policyquant.build.binding import ADOPTED, Binder, Binding
+from policyquant.build.listed import listed
+from policyquant.build.loading import prepare
+from policyquant.build.stored_names import Renaming, StoredNames
+from policyquant.build.targets import class_names
+from policyquant.checkpoint.reader import Tensors, open_tensors
+from policyquant.errors import BuildError
+from policyquant.inventory.inventory import Inventory
+from policyquant.layers.adopt import adopt
+from policyquant.plan.plan import Plan
+from policyquant.plan.resolve import resolve
+from policyquant.policy.load import load_policy
+from policyquant.policy.scheme import NONE, Scheme
+
+Source = str | os.PathLike[str] | Mapping[str, torch.Tensor]
+
+
+def open_source(source: Source, root: nn.Module, rename: Mapping[str, str] | None) -> tuple[Inventory, Tensors]:
+    """The layers and the tensors of a source that a tree is to be loaded from. Only headers are read.
+
+    Raises:
+        SourceError: the source cannot be read.
+    """
+    tensors = open_tensors(source)
+    if isinstance(source, Mapping):
+        inventory = Inventory.from_tensors(
+            ((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()),
+            name=type(root).__name__,
+            config=_config(root),
+        )
+    else:
+        inventory = Inventory.open(source)
+    return inventory.with_classes(_classes(root, tensors, rename)), tensors
+
+
+def plan_for(policy: Any, inventory: Inventory) -> Plan:
+    """The plan of a source: a plan that was made before, or a policy resolved.
+
+    Raises:
+        BuildError: the plan is for another model, or has findings at error level.
+        PolicyError: the policy is not valid.
+    """
+    if isinstance(policy, Plan):
+        known = {name for layer in inventory.sets for name in map(layer.name, layer.indices)}
+        lost = [layer.name for layer in policy if layer.name not in known]
+        absent = known - {layer.name for layer in policy}
+        if lost or absent:
+            raise BuildError(
+                f"the plan is for {policy.model.name} and does not fit {inventory.name}: {len(lost):,} of its layers"
+                f" are not there, and it lacks {len(absent):,} that are, such as {(lost or sorted(absent))[0]!r}"
+            )
+        plan = policy
+    else:
+        plan = resolve(load_policy({"version": 1} if policy is None else policy), inventory)
+    errors = plan.errors()
+    if errors:
+        texts = [f"{error.code}: {error.message}" for error in errors]
+        raise BuildError(listed(f"{plan.policy.source} does not fit {inventory.name}", texts))
+    return plan
+
+
+def fit(
+    root: nn.Module,
+    plan: Plan | None,
+    inventory: Inventory,
+    tensors: Tensors,
+    rename: Mapping[str, str] | None,
+    dtype: torch.dtype | None,
+    problems: Iterable[str] = (),
+    constructed: Mapping[nn.Module, Scheme] | None = None,
+) -> list[Binding]:
+    """What each module is loaded from, and its scheme; plain torch layers that get a method are ours from then on.
+
+    Args:
+        plan: None: each layer has the scheme that it was constructed with.
+        problems: What was found wrong before.
+        constructed: Schemes that layers were given at construction; where one quantizes, the plan's must be the same.
+
+    Raises:
+        BuildError: something does not fit; all of it is in the message.
+    """
+    model_type = inventory.config.get("model_type") or inventory.family
+    binder = Binder(StoredNames(inventory, rename), plan, tensors, str(model_type or ""))
+    bindings = binder.bind(root)
+    given = {} if constructed is None else constructed
+    apart = [
+        f"{type(binding.module).__name__} {binding.name!r} was constructed as {given[binding.module]}, but the plan"
+        f" gives it {binding.scheme}"
+        for binding in bindings
+        if given.get(binding.module, NONE) not in (NONE, binding.scheme)
+    ]
+    for binding in bindings:
+        if binding.scheme != NONE and type(binding.module) in ADOPTED:
+            adopt(binding.module).layer_name = binding.name  # type: ignore[call-overload]  # just these classes
+    model_dtype = dtype or getattr(torch, inventory.model_dtype)
+    found = [*problems, *binder.problems, *apart, *prepare(bindings, dtype, model_dtype)]
+    if found:
+        raise BuildError(listed(f"{type(root).__name__} does not fit {inventory.name}", found))
+    return bindings
+
+
+def _classes(root: nn.Module, stored: Iterable[str], rename: Mapping[str, str] | None) -> dict[str, str]:
+    """Class names of the model's modules, by the names that the source has for them."""
+    classes, renaming = class_names(root), Renaming(rename)
+    found: dict[str, str] = {}
+    for tensor in stored:
+        name, _, suffix = tensor.rpartition(".")
+        module = renaming.layer(name, suffix)
+        if module in classes:
+            found[name] = classes[module]
+    return found
+
+
+def _config(root: nn.Module) -> Mapping[str, object] | None:
+    config = getattr(root, "config", None)
+    return config if isinstance(config, Mapping) else None
