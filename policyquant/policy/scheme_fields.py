@@ -40,8 +40,8 @@ INPUT_FIELDS: Final[Mapping[str, values.Reader]] = {
     "granularity": values.one_of("tensor", "token", "group"),
     "group": values.whole_number,
     "scheme": values.one_of("dynamic", "static"),
-    "scale": values.positive_number,
-    "scale_ub": values.positive_number,
+    "scale": values.scale,
+    "scale_ub": values.scale,
     "scale_dtype": values.word(SCALE_DTYPES),
     "global_scale_dtype": values.word({"fp32": "float32", "float32": "float32"}),
 }
@@ -50,12 +50,12 @@ OUTPUT_FIELDS: Final[Mapping[str, values.Reader]] = {
     "granularity": values.one_of("tensor", "token", "group"),
     "group": values.whole_number,
     "scheme": values.one_of("dynamic", "static"),
-    "scale": values.positive_number,
+    "scale": values.scale,
 }
 KV_CACHE_FIELDS: Final[Mapping[str, values.Reader]] = {
     "dtype": values.word(FP8_DTYPES),
     "granularity": values.one_of("tensor", "head"),
-    "scale": values.positive_number,
+    "scale": values.scale,
 }
 
 _OTHER_WORDS: Final[Mapping[str, str]] = {

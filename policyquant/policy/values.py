@@ -52,16 +52,24 @@ def whole_number(node: Node, name: str, problems: Problems) -> int | None:
     return None
 
 
-def positive_number(node: Node, name: str, problems: Problems) -> float | None:
-    """A finite number above 0."""
+_SMALLEST_SCALE: Final = 2.0**-126
+_LARGEST_SCALE: Final = (2 - 2.0**-23) * 2.0**127
+
+
+def scale(node: Node, name: str, problems: Problems) -> float | None:
+    """A scale: a finite number above 0, in the range of normal float32 values, as which it is stored."""
     value = node.value if isinstance(node, ScalarNode) else None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
-        if math.isfinite(number) and number > 0:
+        if _SMALLEST_SCALE <= number <= _LARGEST_SCALE:
             return number
+        if math.isfinite(number) and number > 0:
+            expected = f"a scale that float32 can hold, from {_SMALLEST_SCALE:.6g} to {_LARGEST_SCALE:.6g}"
+            wrong(node, name, expected, problems)
+            return None
     advice = ""
     if isinstance(value, str) and _is_number(value):
         advice = "; YAML 1.1 reads it as text: write a point and a sign in the exponent (1.0e-3), and no quotes"

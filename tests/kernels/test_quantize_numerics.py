@@ -126,6 +126,24 @@ def test_each_element_errs_by_no_more_than_its_format(
     assert bool((error <= error_bounds.encoding(x, scale, dtype))[x.isfinite()].all())
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, E4M3, E5M2])
+def test_ties_between_codes_go_to_the_even_one_under_any_scale(dtype: torch.dtype) -> None:
+    """x / scale is a division: a product with 1 / scale, rounded twice, moves ties to either side."""
+    codes = torch.arange(0, 127, dtype=torch.int32).to(torch.uint8).view(dtype)
+    values = reference.decode(codes)
+    values = values[values.isfinite()]
+    ties = (values[1:] + values[:-1]) / 2
+    scales = torch.rand(500, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.01
+    # Each row's largest element gives it the scale from which its ties were made, or one next to that.
+    largest = 127.5 if dtype == torch.int8 else torch.finfo(dtype).max
+    x = (scales * torch.cat((ties, -ties, torch.tensor([largest]))).double()).float()
+    quantizer = INT8 if dtype == torch.int8 else Quantizer(DYNAMIC[0], (None, dtype))
+    (q, scale), (expected, _) = quantizer.by(ops, x), quantizer.by(reference, x)
+    assert same_codes(q, expected)
+    quotient = reference.quotient(x, scale)
+    assert int((quotient[:, :-1].abs() == ties.repeat(2)).sum()) > 1000, "there are ties among them"
+
+
 @pytest.mark.parametrize("name", DYNAMIC)
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 @given(x=hostile.tensors(at_least=1), scale_ub=hostile.scale_values)

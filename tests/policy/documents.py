@@ -166,6 +166,10 @@ BAD: list[Bad] = [
     Bad(_layers({"input": {"scale": 0}}), f"{_MLP}.input.scale", "a finite number above 0, found the number 0"),
     Bad(_layers({"input": {"scale": -1.0}}), f"{_MLP}.input.scale", "found the number -1.0"),
     Bad(_layers({"input": {"scale": "1e-3"}}), f"{_MLP}.input.scale", "1.0e-3"),
+    Bad(
+        _layers({"input": {"scale": 1e-40}}), f"{_MLP}.input.scale", "float32 can hold, from 1.17549e-38", schema=False
+    ),
+    Bad(_layers({"input": {"scale_ub": 1e39}}), f"{_MLP}.input.scale_ub", "to 3.40282e+38, found", schema=False),
     Bad(_layers({"input": {"scale": float("inf")}}), f"{_MLP}.input.scale", "found the number inf", schema=False),
     Bad(_layers({"input": {"scale": float("nan")}}), f"{_MLP}.input.scale", "found the number nan", schema=False),
     Bad(_layers({"input": {"scale": 1, "scheme": "dynamic"}}), f"{_MLP}.input.scheme", "needs scheme: static"),
