@@ -119,12 +119,17 @@ def check_bias(
 
 
 def create_bias(layer: WeightLayer, device: torch.device) -> None:
-    """[N] or [experts, N] in the layer's dtype, unless the layer has one on this device."""
+    """[N] or [experts, N] in the layer's dtype; one that is on this device keeps its values."""
     bias = layer._parameters.get("bias")
-    if layer.has_bias and (bias is None or bias.device != device):
+    if not layer.has_bias:
+        return
+    if bias is None or bias.device != device:
         rows = (layer.out_features,) if layer.num_experts is None else (layer.num_experts, layer.out_features)
         empty = torch.empty(rows, dtype=layer.params_dtype, device=device)
         layer.register_parameter("bias", torch.nn.Parameter(empty))
+    elif bias.dtype != layer.params_dtype:
+        converted = bias.detach().to(layer.params_dtype)
+        layer.register_parameter("bias", torch.nn.Parameter(converted, bias.requires_grad))
 
 
 def load_bias(layer: WeightLayer, tensors: Mapping[Slot, LazyTensor]) -> None:

@@ -11,6 +11,9 @@ from torch import nn
 from policyquant.errors import PolicyQuantError
 from policyquant.layers.adopt import adopt
 from policyquant.layers.linear import Linear, MergedColumnParallelLinear, QKVParallelLinear
+from policyquant.methods.registry import method_for
+from policyquant.policy.methods import METHODS
+from policyquant.policy.scheme import Scheme
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -68,3 +71,14 @@ def test_a_deep_copy_owns_equal_tensors() -> None:
 
 def test_a_new_dtype_is_the_logical_one() -> None:
     assert Linear(8, 4).to(torch.bfloat16).params_dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("method", ["none", "fp8"])
+def test_a_bias_goes_along_when_a_layer_takes_a_method_in_another_dtype(method: str) -> None:
+    layer = Linear(8, 4)
+    values = layer.bias.detach().clone()
+    layer.params_dtype = torch.bfloat16
+    spec = METHODS[method]
+    layer.take_method(method_for(Scheme(method, spec.weight, spec.input)), torch.device("cpu"))
+    assert layer.bias.dtype == torch.bfloat16
+    assert torch.equal(layer.bias, values.to(torch.bfloat16))
