@@ -148,7 +148,9 @@ class Binder:
         scheme = first.scheme
         if isinstance(target.module, PolicyLayer) or type(target.module) in ADOPTED:
             if scheme.method == "none" and target.tensors and any(plan.stored for plan in plans.values()):
-                return self._as_stored(target, found, scheme, [plan.stored or "plain" for plan in plans.values()])
+                return self._as_stored(
+                    target, found, scheme, [plan.stored or "plain floats" for plan in plans.values()]
+                )
             return scheme
         if scheme != NONE:
             self.problems.append(
@@ -162,9 +164,9 @@ class Binder:
         runs = runnable_as_stored([share.stored.layer for share in found], scheme)
         if runs is None:
             self.problems.append(
-                f"{target.name!r} is stored as {' and '.join(dict.fromkeys(stored))} and the plan leaves it so, which"
-                " this version cannot run; of what is stored quantized it runs FP8 with a scale for each channel or"
-                " tensor"
+                f"{target.name!r} is stored as {' beside '.join(dict.fromkeys(stored))} and the plan leaves it so,"
+                " which this version cannot run; of what is stored quantized it runs FP8 with a scale for each channel"
+                " or tensor"
             )
         return scheme if runs is None else runs
 
@@ -284,8 +286,9 @@ def _cannot_be_one(binding: Binding, key: str, by_expert: Mapping[int | None, li
     experts = [expert for expert in by_expert if expert is not None]
     first = next(iter(by_expert.values()))
     if experts and experts != list(range(len(experts))):
-        lacking = next(number for number, expert in enumerate(experts) if number != expert)
-        return f"{full!r} is stored expert by expert, and expert {lacking} is missing: the next is {first[0].place}"
+        lacking, after = next((number, expert) for number, expert in enumerate(experts) if number != expert)
+        place = by_expert[after][0].place
+        return f"{full!r} is stored expert by expert, and expert {lacking} is missing: the next is {place}"
     if experts and getattr(binding.module, "is_concatenated", True) is False:
         return (
             f"{full!r} holds gate and up in alternate rows, and the source stores them one by one, from"
