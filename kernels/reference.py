@@ -145,21 +145,20 @@ def scaled_mm(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """(a @ b.T) · scale_a · scale_b.T + bias. The operator rounds sums and products to float32, the result once."""
-    return _product(decode(a), decode(b), scale_a.double(), scale_b, bias)
+    return _of_rows(decode(a) @ decode(b).T * scale_a.double(), scale_b, bias)
 
 
 def int8_weight_only_mm(
     x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """(x @ q.T) · scale.T + bias. The operator rounds sums and products to float32, the result once."""
-    return _product(decode(x), decode(q), torch.ones(1, dtype=torch.float64), scale, bias)
+    return _of_rows(decode(x) @ decode(q).T, scale, bias)
 
 
-def _product(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    product = (a @ b.T) * scale_a * scale_b.double().reshape(-1)
-    return product if bias is None else product + bias.double()
+def _of_rows(product: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The scale, [1] or [N, 1], and the bias of a weight's rows, applied to a product [M, N]."""
+    scaled = product * scale.double().reshape(-1)
+    return scaled if bias is None else scaled + bias.double()
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:

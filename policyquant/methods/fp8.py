@@ -272,7 +272,10 @@ class Fp8(QuantMethod):
         values = reference_values(x)
         if static is not None:
             # The parts of a layer hold the same scale; each expert has its own.
-            scale = static[:1] if counts is None else static[:, :1].repeat_interleave(torch.tensor(counts), dim=0)
+            scale = static[:1]
+            if counts is not None:
+                rows = torch.tensor(counts, device=static.device)
+                scale = static[:, :1].repeat_interleave(rows, dim=0)
             codes = reference.static_scaled_fp8_quant(values, scale, dtype)
         elif self._input.granularity == "token":
             codes, scale = reference.per_token_scaled_fp8_quant(values, self._input.scale_ub, dtype)
