@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -102,23 +102,25 @@ class Inventory:
             return self
         return Inventory.of(replace(self._stored, module_types={**self._stored.module_types, **known}))
 
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...] | None, str | None]]:
+        """(name, shape, dtype) of every tensor of the source, as it names and stores them; what is unknown is None."""
+        from policyquant.inventory.layers import own_name
+
+        for each in self._stored.sets:
+            for layer in own_name(each.template).fill_all(each.indices):
+                for tensor in each.tensors:
+                    yield f"{layer}.{tensor.suffix}" if layer else tensor.suffix, tensor.shape, tensor.dtype
+
     def with_tensors(self, tensors: Iterable[tuple[str, Sequence[int] | None, Any]]) -> Inventory:
         """The same model with more tensors, each (name, shape, dtype) as for `from_tensors`.
 
         Raises:
             SourceError: an entry is no such triple, or the model has a tensor of this name.
         """
-        from policyquant.inventory.layers import own_name
         from policyquant.inventory.tensor_list import from_tensors
 
         own = self._stored
-        known = (
-            (f"{layer}.{tensor.suffix}" if layer else tensor.suffix, tensor.shape, tensor.dtype)
-            for each in own.sets
-            for layer in own_name(each.template).fill_all(each.indices)
-            for tensor in each.tensors
-        )
-        more = from_tensors((*known, *tensors), name=own.name, config=own.config, naming=own.naming)
+        more = from_tensors((*self.tensors(), *tensors), name=own.name, config=own.config, naming=own.naming)
         return Inventory.of(replace(own, sets=more.sets))
 
     def save(self, path: str | os.PathLike[str]) -> None:
