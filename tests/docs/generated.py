@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -18,6 +19,8 @@ from policyquant.cli.main import COMMANDS
 from policyquant.inventory.architectures import family_named, family_names
 from policyquant.inventory.architectures.vocabulary import BLOCK, GLOBAL, PREDICTION, TOWER, TOWERS, Role
 from policyquant.inventory.kinds import KINDS
+from policyquant.methods.documentation import HEADINGS, documentation
+from policyquant.methods.registry import BUILT_IN
 from policyquant.policy.methods import METHODS, Choices, MethodSpec
 from policyquant.policy.presets import preset_comment, preset_names
 from policyquant.policy.scheme import Quantization
@@ -89,6 +92,61 @@ def methods() -> str:
             for spec in METHODS.values()
         ],
     )
+
+
+HEADING_MEANINGS: Final[Mapping[str, str]] = {
+    "What it does": "what is stored and what happens to inputs, in words",
+    "When to use it": "for which hardware and layers; what it costs, and what to take instead",
+    "Numerics": "formulas of scales, codes and result with their sources, and the error that an element can have",
+    "Shapes and alignment": "which shapes it takes; the stored tensors with shapes and dtypes",
+    "What runs it": "the operators behind `apply`",
+    "Example": "a policy, indented; it has to fit a model",
+}
+
+
+def method_headings() -> str:
+    """The headings of a method's docstring."""
+    return table(("heading", "says"), [(heading, HEADING_MEANINGS[heading]) for heading in HEADINGS])
+
+
+def runs() -> str:
+    """Which methods run, and which are only decided and counted."""
+
+    def link(name: str) -> str:
+        return f"[`{name}`](#{name})" if name in BUILT_IN else f"`{name}`"
+
+    return table(
+        ("method", "runs", "is"),
+        [(link(spec.name), "yes" if spec.name in BUILT_IN else "not yet", spec.summary) for spec in METHODS.values()],
+    )
+
+
+def method(name: str) -> str:
+    """What the file of a method says, as Markdown: what is indented there is code here, the example a policy."""
+    said = documentation(name)
+    assert said is not None
+    parts = [said.sections["What it does"]]
+    for heading, text in said.sections.items():
+        if heading == "Example":
+            parts.append(f"**Example.**\n\n```yaml policy model=Meta-Llama-3-8B\n{textwrap.dedent(text)}\n```")
+        elif heading != "What it does":
+            first, *rest = _INDENTED.split(text)
+            parts.append(f"**{heading}.** {first}".rstrip())
+            for code, prose in zip(rest[::2], rest[1::2], strict=True):
+                parts += [f"```text\n{textwrap.dedent(code).rstrip()}\n```", *filter(None, [prose.strip()])]
+    return "\n" + "\n\n".join(map(_filled, parts)) + "\n\n"
+
+
+_INDENTED: Final = re.compile(r"\n*((?:^ {4}.*\n?|^\n(?= {4}))+)", re.MULTILINE)
+"""Lines of a docstring that are indented, with empty ones between."""
+
+
+def _filled(part: str) -> str:
+    """Prose filled anew, since a heading now stands in front of it; code as it is."""
+    if "```" in part:
+        return part
+    paragraphs = (textwrap.fill(" ".join(each.split()), 120, break_long_words=False) for each in part.split("\n\n"))
+    return "\n\n".join(paragraphs)
 
 
 def _quantization(quantization: Quantization | None) -> str:
@@ -207,7 +265,8 @@ def modules() -> str:
 def files(folder: str) -> str:
     """The files of a part of the package with the first sentence of each."""
     rows = []
-    for path in sorted((ROOT / "policyquant" / folder).glob("*.py")):
+    place = ROOT / folder if folder.startswith("kernels") else ROOT / "policyquant" / folder
+    for path in sorted(place.glob("*.py")):
         said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
         if said is not None:
             first = re.split(r"(?<=[.!])\s|\n\n|:\n", said, maxsplit=1)[0]
@@ -276,6 +335,9 @@ def findings() -> str:
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "kinds": kinds,
     "methods": methods,
+    "method-headings": method_headings,
+    "method-runs": runs,
+    **{f"method-{name}": partial(method, name) for name in BUILT_IN},
     "presets": presets,
     "block": lambda: _roles(BLOCK),
     "prediction": lambda: _roles(PREDICTION),
@@ -293,6 +355,13 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "files-inventory": lambda: files("inventory"),
     "files-architectures": lambda: files("inventory/architectures"),
     "files-plan": lambda: files("plan"),
+    "files-kernels": lambda: files("kernels"),
+    "files-kernels-cpu": lambda: files("kernels/cpu"),
+    "files-checkpoint": lambda: files("checkpoint"),
+    "files-methods": lambda: files("methods"),
+    "files-layers": lambda: files("layers"),
+    "files-models": lambda: files("models"),
+    "files-build": lambda: files("build"),
     "files-cli": lambda: files("cli"),
 }
 """Name → its text as it has to be."""

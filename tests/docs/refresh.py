@@ -33,7 +33,7 @@ def refresh(page: str) -> None:
             with working_in(Path(folder)):
                 if block.language == "console":
                     _refresh_console(page, run, block)
-                elif "torch" not in block.flags:
+                else:
                     try:
                         run.run(block)
                     except BaseException as error:  # Whatever it is, the author wants to see it.

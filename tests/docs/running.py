@@ -6,8 +6,9 @@ What stands behind ``` tells what is done with a block:
   or just `error=CODE`.
 - `yaml invalid`: it is refused. What is said about it stands in a later block.
 - `json`, `json policy`, `json invalid`: it is JSON, written to a file if `file=NAME`; or as for YAML.
-- `python`: it runs, as a doctest where it has prompts. Names live on to the end of the page. `torch`: it needs torch,
-  is a slow test, and nothing may build on it.
+- `python`: it runs, as a doctest where it has prompts. Names live on to the end of the page. `file=NAME`: it is a
+  module, written to that file, which later blocks may import.
+- `toml`: the `pyproject.toml` of a package that consists of the modules above; it is installed for the commands below.
 - `console`: each line that begins with `$ ` prints what follows it; a line `...` stands for any lines. `only=CODE`:
   refreshing keeps just the lines of one finding.
 - `sh`: commands that are not run; targets of `make` and arguments of `policyquant` exist.
@@ -18,12 +19,15 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib
 import io
 import json
 import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -60,15 +64,15 @@ class PageRun:
         self.folder = folder
         self.names: dict[str, object] = {"__name__": "__main__"}
         self.status = 0
+        self._installed = False
         self._failures: list[BaseException | None] = []
         furnish(folder)
 
     def check(self, number: int) -> None:
         """Run up to block `number`, and fail if that one does not hold."""
         for block in blocks(self.page)[len(self._failures) : number + 1]:
-            self._failures.append(None if "torch" in block.flags else self._failure(block))
-        block = blocks(self.page)[number]
-        failure = self._failure(block) if "torch" in block.flags else self._failures[number]
+            self._failures.append(self._failure(block))
+        failure = self._failures[number]
         if failure is not None:
             raise failure
 
@@ -86,6 +90,7 @@ class PageRun:
             "yaml": self._policy,
             "json": self._json,
             "python": self._python,
+            "toml": self._install,
             "console": self._console,
             "sh": _commands,
             "text": lambda _: None,
@@ -122,7 +127,23 @@ class PageRun:
             if file is not None:
                 _save(block, Path(file))
 
+    def _install(self, block: Block) -> None:
+        """Lay a package's metadata beside its modules, as pip does where it installs it."""
+        table, points = _package(block)
+        metadata = Path(f"{table['name'].replace('-', '_')}-{table['version']}.dist-info")
+        metadata.mkdir()
+        head = f"Metadata-Version: 2.1\nName: {table['name']}\nVersion: {table['version']}\n"
+        (metadata / "METADATA").write_text(head, encoding="utf-8")
+        (metadata / "entry_points.txt").write_text(points, encoding="utf-8")
+        self._installed = True
+
     def _python(self, block: Block) -> None:
+        file = block.option("file")
+        if file is not None:
+            _save(block, Path(file))
+            importlib.invalidate_caches()
+            importlib.import_module(file.removesuffix(".py"))
+            return
         if ">>> " not in block.text:
             source = "\n" * (block.line - 1) + block.text  # So that a traceback gives the page's own lines.
             exec(compile(source, str(ROOT / self.page), "exec"), self.names)
@@ -160,10 +181,30 @@ class PageRun:
             shutil.copy(*words[1:])
             return ""
         assert words[0] == "policyquant", f"no test can run {command!r}"
+        if self._installed:  # What is installed is looked for once in a process.
+            finished = subprocess.run(
+                [sys.executable, "-m", *words],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                env={**os.environ, "PYTHONPATH": str(self.folder)},
+                check=False,
+            )
+            self.status = finished.returncode
+            return finished.stdout
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             self.status = main(words[1:])
         return printed.getvalue()
+
+
+def _package(block: Block) -> tuple[dict[str, str], str]:
+    """Name and version of the package that a `pyproject.toml` describes, and its entry points as pip writes them."""
+    table = dict(re.findall(r'^(name|version) = "(.+)"$', block.text, re.MULTILINE))
+    points = re.search(r'^\[project\.entry-points\."(.+)"\]\n((?:\w+ = ".+"\n)+)', block.text, re.MULTILINE)
+    if points is None or len(table) != 2:
+        pytest.fail(f"{block}: a toml block gives name, version and entry points of a package")
+    return table, f"[{points[1]}]\n" + points[2].replace('"', "")
 
 
 def _save(block: Block, path: Path) -> None:
@@ -173,12 +214,14 @@ def _save(block: Block, path: Path) -> None:
 
 @contextlib.contextmanager
 def working_in(folder: Path) -> Iterator[None]:
-    """Make a folder the current one for a while."""
+    """Make a folder the current one for a while, and modules in it importable."""
     before = Path.cwd()
     os.chdir(folder)
+    sys.path.insert(0, str(folder))
     try:
         yield
     finally:
+        sys.path.remove(str(folder))
         os.chdir(before)
 
 

@@ -8,9 +8,7 @@ from tests.docs.pages import blocks, page_names
 from tests.docs.running import PageRun, matches
 
 CASES = [
-    pytest.param(page, number, id=str(block), marks=[pytest.mark.slow] if "torch" in block.flags else [])
-    for page in page_names()
-    for number, block in enumerate(blocks(page))
+    pytest.param(page, number, id=str(block)) for page in page_names() for number, block in enumerate(blocks(page))
 ]
 
 
