@@ -48,6 +48,8 @@ class Binding:
     """Whether something is stored for each of its parts, and nothing is wrong with it so far."""
     parts: dict[str, int] | None = None
     """Rows of its parts as the source stores them, if the model has them as one."""
+    output_scales: list[LazyTensor] = field(default_factory=list)
+    """Stored scales of which a static output takes the largest."""
 
     @property
     def owns_weight(self) -> bool:
@@ -190,7 +192,7 @@ class Binder:
 
     def _take(self, binding: Binding, share: Share) -> None:
         for word, tensor in self._pieces(binding.module, share):
-            if word not in binding.tensors and word in binding.module._parameters:
+            if word not in binding.tensors and binding.module._parameters.get(word) is not None:
                 continue  # Another module has this parameter under an earlier name, and is loaded with it.
             part = share.part.part
             binding.slots[Slot(word, part, share.part.expert)] = tensor
@@ -216,7 +218,7 @@ class Binder:
                 key = word if not one_by_one else share.parameter if word == "weight" else f"{share.parameter}_{word}"
                 pieces.setdefault(key, {}).setdefault(expert, []).append(tensor)
         for key, by_expert in pieces.items():
-            if key not in binding.tensors and key in binding.module._parameters:
+            if key not in binding.tensors and binding.module._parameters.get(key) is not None:
                 continue
             problem = _cannot_be_one(binding, key, by_expert)
             if problem is not None:

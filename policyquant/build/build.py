@@ -21,6 +21,7 @@ from policyquant.build.construct import construct
 from policyquant.build.fit import Source, fit, open_source, plan_for
 from policyquant.build.loading import Progress, load, retie, ties
 from policyquant.build.origin import Origin, mark_all
+from policyquant.build.surroundings import plain_surroundings
 from policyquant.build.targets import logical_state
 from policyquant.errors import BuildError
 from policyquant.plan.plan import Plan
@@ -47,11 +48,13 @@ def build(
             and anything else that the policy leaves alone.
         policy: A path, a preset's name, a policy as data, a `Policy`, a `Plan` that was resolved before, or None for
             a model with nothing quantized.
-        source: A directory or file of safetensors, or tensors by name. None: the values that the factory gives; it is
-            then run as it is, in full precision.
+        source: A directory or file of safetensors, or tensors by name; on device "meta" also an `Inventory` or the
+            file of one, which list tensors without values. None: the values that the factory gives; it is then run as
+            it is, in full precision.
         rename: Regular expressions over the source's tensor names → replacements, applied in order, for a model that
             calls its layers otherwise.
-        device: Where the model is to be.
+        device: Where the model is to be. On "meta" no weight is read: the model has its layers, methods, shapes and
+            dtypes, as for asking what it will take.
         dtype: Of all floating-point parameters that are not quantized; None: as the source stores each.
         progress: Called before each layer is loaded.
 
@@ -62,6 +65,19 @@ def build(
         SourceError: the source cannot be read.
         PolicyQuantError: a weight that is to be quantized holds NaN or infinity.
     """
+    with plain_surroundings():
+        return _build(factory, policy, source, rename, torch.device(device), dtype, progress)
+
+
+def _build(
+    factory: Callable[[], nn.Module],
+    policy: Any,
+    source: Source | None,
+    rename: Mapping[str, str] | None,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    progress: Progress | None,
+) -> nn.Module:
     if source is None:
         root = factory()
         if not isinstance(root, nn.Module):
@@ -72,11 +88,11 @@ def build(
         root = construct(factory).root
         kept = iter(())
     with all_or_nothing(kept):
-        inventory, tensors = open_source(source, root, rename)
+        inventory, tensors = open_source(source, root, rename, device)
         plan = plan_for(policy, inventory)
         shared = ties(root)
         bindings = fit(root, plan, inventory, tensors, rename, dtype)
-        load(bindings, torch.device(device), dtype, tensors.release, progress)
+        load(bindings, device, dtype, tensors.release, progress)
         retie(shared)
     if policy is not None:
         mark_all(root, Origin(plan, inventory, rename))

@@ -12,10 +12,12 @@ from torch import nn
 from policyquant.build.binding import ADOPTED, Binder, Binding
 from policyquant.build.listed import listed
 from policyquant.build.loading import prepare
+from policyquant.build.output_scales import OutputScales, lacks_scale, without_scale
 from policyquant.build.stored_names import Renaming, StoredNames
 from policyquant.build.targets import class_names
+from policyquant.checkpoint.described import DescribedTensors, described
 from policyquant.checkpoint.reader import Tensors, open_tensors
-from policyquant.errors import BuildError
+from policyquant.errors import BuildError, SourceError
 from policyquant.inventory.inventory import Inventory
 from policyquant.layers.adopt import adopt
 from policyquant.plan.plan import Plan
@@ -23,15 +25,27 @@ from policyquant.plan.resolve import resolve
 from policyquant.policy.load import load_policy
 from policyquant.policy.scheme import NONE, Scheme
 
-Source = str | os.PathLike[str] | Mapping[str, torch.Tensor]
+Source = str | os.PathLike[str] | Mapping[str, torch.Tensor] | Inventory
 
 
-def open_source(source: Source, root: nn.Module, rename: Mapping[str, str] | None) -> tuple[Inventory, Tensors]:
+def open_source(
+    source: Source, root: nn.Module, rename: Mapping[str, str] | None, device: torch.device | None
+) -> tuple[Inventory, Tensors]:
     """The layers and the tensors of a source that a tree is to be loaded from. Only headers are read.
 
     Raises:
-        SourceError: the source cannot be read.
+        SourceError: the source cannot be read, or has no values and `device` is not meta.
     """
+    listed_alone = described(source)
+    if listed_alone is not None:
+        tensors: Tensors = DescribedTensors(listed_alone)
+        if device is None or device.type != "meta":
+            raise SourceError(
+                f"{listed_alone.source or listed_alone.name}: lists tensors without their values, of which a model can"
+                " be built on device='meta' alone; give the directory that has the weights"
+            )
+        return listed_alone.with_classes(_classes(root, tensors, rename)), tensors
+    assert not isinstance(source, Inventory)
     tensors = open_tensors(source)
     if isinstance(source, Mapping):
         inventory = Inventory.from_tensors(
@@ -91,20 +105,25 @@ def fit(
         BuildError: something does not fit; all of it is in the message.
     """
     model_type = inventory.config.get("model_type") or inventory.family
-    binder = Binder(StoredNames(inventory, rename), plan, tensors, str(model_type or ""))
+    names = StoredNames(inventory, rename)
+    binder = Binder(names, plan, tensors, str(model_type or ""))
     bindings = binder.bind(root)
-    given = {} if constructed is None else constructed
-    apart = [
-        f"{type(binding.module).__name__} {binding.name!r} was constructed as {given[binding.module]}, but the plan"
-        f" gives it {binding.scheme}"
-        for binding in bindings
-        if given.get(binding.module, NONE) not in (NONE, binding.scheme)
-    ]
+    output_scales = OutputScales(inventory, names, tensors)
+    more: list[str] = []
     for binding in bindings:
+        given = NONE if constructed is None else constructed.get(binding.module, NONE)
+        if lacks_scale(binding.scheme):
+            binding.output_scales = output_scales.find(binding, more)
+            given = without_scale(given)
+        if given not in (NONE, binding.scheme):
+            more.append(
+                f"{type(binding.module).__name__} {binding.name!r} was constructed as {given}, but the plan gives it"
+                f" {binding.scheme}"
+            )
         if binding.scheme != NONE and type(binding.module) in ADOPTED:
             adopt(binding.module).layer_name = binding.name  # type: ignore[call-overload]  # just these classes
     model_dtype = dtype or getattr(torch, inventory.model_dtype)
-    found = [*problems, *binder.problems, *apart, *prepare(bindings, dtype, model_dtype)]
+    found = [*problems, *binder.problems, *more, *prepare(bindings, dtype, model_dtype)]
     if found:
         raise BuildError(listed(f"{type(root).__name__} does not fit {inventory.name}", found))
     return bindings

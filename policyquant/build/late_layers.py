@@ -29,6 +29,7 @@ from policyquant.build.listed import listed
 from policyquant.build.loading import load, prepare
 from policyquant.build.meta_parameters import is_recording
 from policyquant.build.origin import Origin
+from policyquant.build.output_scales import lacks_scale
 from policyquant.build.targets import Target, class_names, logical_tensors, part_names
 from policyquant.checkpoint.tensors import MemoryTensor, Slot
 from policyquant.errors import BuildError, PolicyQuantError
@@ -143,6 +144,10 @@ def _bind(origin: Origin, target: Target, problems: list[str]) -> Binding | None
     except BuildError as error:
         problems.append(str(error))
         return None
+    if lacks_scale(scheme):
+        problems.append(
+            f"{kind} gets {scheme}, whose scale a checkpoint tells; write one into the policy, or scheme: dynamic"
+        )
     held = module.scheme if isinstance(module, PolicyLayer) else NONE
     if held != NONE:
         if scheme != held:

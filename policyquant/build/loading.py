@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from policyquant.build.binding import Binding
+from policyquant.build.output_scales import read_output_scale
 from policyquant.checkpoint.tensors import Slot
 from policyquant.errors import BuildError, PolicyQuantError
 from policyquant.layers.adopt import adopt_head
@@ -36,11 +37,24 @@ def prepare(bindings: Sequence[Binding], dtype: torch.dtype | None, model_dtype:
             continue
         for key, tensor in binding.tensors.items():
             stored = binding.slots.get(Slot(key))
-            if stored is not None and stored.shape != tuple(tensor.shape):
+            if stored is None:
+                continue
+            if stored.shape != tuple(tensor.shape):
                 yield f"{stored.place} has shape {list(stored.shape)}; the model has {list(tensor.shape)}"
+            if stored.dtype != tensor.dtype and _sort(stored.dtype) != _sort(tensor.dtype):
+                yield f"{stored.place} is stored as {stored.dtype}; expected {_sort(tensor.dtype)}, as in the model"
         for slot, stored in binding.slots.items():
             if slot.suffix not in binding.tensors:
                 yield f"{stored.place} is in the source, but {binding.name!r} has no {slot.suffix!r}"
+
+
+def _sort(dtype: torch.dtype) -> str:
+    """Dtypes of one sort may be loaded into each other: codes of one byte are no numbers without their scale."""
+    if dtype.is_complex:
+        return "complex numbers"
+    if dtype.is_floating_point and dtype.itemsize > 1:
+        return "a floating-point dtype"
+    return str(dtype) if dtype.is_floating_point else "integers"
 
 
 def _check(module: WeightLayer, binding: Binding) -> list[str]:
@@ -70,6 +84,8 @@ def load(
         if progress is not None:
             progress(number, len(bindings), binding.name)
         module = binding.module
+        if binding.output_scales and (device is None or device.type != "meta"):
+            binding.scheme = read_output_scale(binding.scheme, binding.output_scales)
         if isinstance(module, PolicyLayer):
             module.take_scheme(binding.scheme)
         if binding.owns_weight:
@@ -90,8 +106,9 @@ def _device_of(binding: Binding) -> torch.device:
 def _load_weights(module: WeightLayer, binding: Binding, device: torch.device) -> None:
     method = method_for(binding.scheme)
     module.take_method(method, device)
-    method.load(module, binding.slots)
-    method.process_weights_after_loading(module)
+    if device.type != "meta":
+        method.load(module, binding.slots)
+        method.process_weights_after_loading(module)
     for key, before in binding.tensors.items():
         after = module._parameters.get(key)
         if after is not None:
@@ -100,9 +117,12 @@ def _load_weights(module: WeightLayer, binding: Binding, device: torch.device) -
 
 def _load_plain(module: nn.Module, binding: Binding, device: torch.device, dtype: torch.dtype | None) -> None:
     for key, before in binding.tensors.items():
-        values = binding.slots[Slot(key)].read()
+        stored = binding.slots[Slot(key)]
+        values = (
+            torch.empty(before.shape, dtype=stored.dtype, device=device) if device.type == "meta" else stored.read()
+        )
         if key in module._parameters:
-            wanted = dtype if dtype is not None and values.is_floating_point() else values.dtype
+            wanted = dtype if dtype is not None and stored.dtype.is_floating_point else stored.dtype
             owned = torch.empty(before.shape, dtype=wanted, device=device).copy_(values)
             # Through the module, since some keep lists of their parameters beside.
             setattr(module, key, nn.Parameter(owned, before.requires_grad))

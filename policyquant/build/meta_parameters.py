@@ -144,6 +144,16 @@ def is_recording() -> bool:
 
 
 @contextmanager
+def paused() -> Iterator[None]:
+    """Within it, in this thread, parameters stay as they are, though a recording may be under way."""
+    recorders, _active.recorders = _active.recorders, []
+    try:
+        yield
+    finally:
+        _active.recorders = recorders
+
+
+@contextmanager
 def recording() -> Iterator[Recorder]:
     """Within it, in this thread, parameters that are registered become meta tensors."""
     _install()

@@ -33,8 +33,8 @@ def check_output(output: str | Quantization | None, layer_name: str = "") -> Non
     """Refuse an output that no layer can produce; `layer_name` is named in the message.
 
     Raises:
-        PolicyQuantError: the dtype is unknown, the granularity is neither per token nor per tensor, or the scale is
-            static and the policy gives none.
+        PolicyQuantError: the dtype is unknown, or the granularity is neither per token nor per tensor, or per token
+            with a static scale.
     """
     where = f"{layer_name}: " if layer_name else ""
     if output is None:
@@ -57,21 +57,17 @@ def check_output(output: str | Quantization | None, layer_name: str = "") -> Non
         )
     if output.scheme == "static" and output.granularity == "token":
         raise PolicyQuantError(f"{where}a static output takes granularity tensor, found token")
-    if output.scheme == "static" and output.scale is None:
-        raise PolicyQuantError(
-            f"{where}the output {output} has no scale; write one into the policy"
-            f" (output: {{dtype: {output.dtype}, granularity: tensor, scheme: static, scale: ...}}) or make it dynamic"
-        )
 
 
 def quantize_output(x: torch.Tensor, output: str | Quantization | None) -> torch.Tensor | QuantizedTensor:
     """`x` [..., N] as `output` says: untouched (None), in a plain dtype (its PyTorch name), or quantized.
 
     Dynamic scales are computed from `x`, one for each row of the last dimension (granularity token: [..., 1]) or one
-    for all of it (tensor: [1]), and bounded by `scale_ub`; a static scale [1] is the one that the policy gives.
+    for all of it (tensor: [1]), and bounded by `scale_ub`; a static scale [1] is the one that the policy gives, or that
+    was stored for the layers that read it.
 
     Raises:
-        PolicyQuantError: no layer can produce the output; see `check_output`.
+        PolicyQuantError: no layer can produce the output (see `check_output`), or its scale is static and not known.
     """
     if output is None:
         return x
@@ -83,7 +79,12 @@ def quantize_output(x: torch.Tensor, output: str | Quantization | None) -> torch
         data, scale = ops.per_token_scaled_fp8_quant(x, output.scale_ub, dtype)
         return QuantizedTensor(data, scale, "token", x.dtype)
     if output.scheme == "static":
-        assert output.scale is not None
+        if output.scale is None:
+            raise PolicyQuantError(
+                f"the output {output} has no scale; build and load_weights take it from the input_scale of the layers"
+                f" that read it, or write one into the policy (output: {{dtype: {output.dtype}, granularity: tensor,"
+                " scheme: static, scale: ...}) or make it dynamic"
+            )
         scale = torch.full((1,), output.scale, dtype=torch.float32, device=x.device)
         return QuantizedTensor(ops.static_scaled_fp8_quant(x, scale, dtype), scale, "tensor", x.dtype)
     data, scale = ops.dynamic_scaled_fp8_quant(x, output.scale_ub, dtype)

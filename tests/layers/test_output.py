@@ -66,10 +66,14 @@ def test_a_static_scale_is_the_one_in_the_policy() -> None:
     assert result.data.float().tolist() == [[0.0, 4.0, -8.0, 448.0]]
 
 
+def test_a_static_scale_that_nothing_told_is_refused() -> None:
+    with pytest.raises(PolicyQuantError, match="has no scale; build and load_weights take it from the input_scale"):
+        emitted(torch.ones(1, 4), Quantization("float8_e4m3fn", "tensor", scheme="static"))
+
+
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        (Quantization("float8_e4m3fn", "tensor", scheme="static"), "has no scale; write one into the policy"),
         (Quantization("float8_e4m3fn", "group", group=128, scheme="dynamic"), "per group; expected .* token or tensor"),
         (Quantization("float8_e4m3fn", "token", scheme="static", scale=1.0), "takes granularity tensor, found token"),
         (Quantization("float8_e4m3", "token", scheme="dynamic"), "did you mean 'float8_e4m3fn'"),
