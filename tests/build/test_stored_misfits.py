@@ -1,0 +1,253 @@
+"""What is missing, too much, or of the wrong shape or type, in every stored form: one error, before a byte is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from policyquant import build
+from policyquant.checkpoint.file_tensor import OpenFile
+from policyquant.errors import BuildError
+from policyquant.models.families import model_factory
+from tests.build.stored_forms import LLAMA, MIXTRAL, State, experts_as_3d, fuse, one_by_one, save
+
+QKV = ("q_proj", "k_proj", "v_proj")
+GATE_UP = ("gate_proj", "up_proj")
+PARTS = ("w1", "w3", "w2")
+ATTENTION = "model.layers.1.self_attn"
+EXPERTS = "model.layers.1.block_sparse_moe.experts"
+
+
+def fused(state: State) -> State:
+    return fuse(fuse(state, QKV, "qkv_proj"), GATE_UP, "gate_up_proj")
+
+
+def as_3d(state: State) -> State:
+    return experts_as_3d(state, PARTS)
+
+
+def same(state: State) -> State:
+    return state
+
+
+def grow(name: str, dimension: int = 0, by: int = 1) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        more = state[name].narrow(dimension, 0, 1).repeat_interleave(by, dimension)
+        state[name] = torch.cat([state[name], more], dimension)
+
+    return change
+
+
+def remove(name: str) -> Callable[[State], None]:
+    return lambda state: state.update() if state.pop(name) is None else None
+
+
+def add(name: str, like: str) -> Callable[[State], None]:
+    return lambda state: state.update({name: state[like].clone()})
+
+
+def convert(name: str, dtype: torch.dtype) -> Callable[[State], None]:
+    return lambda state: state.update({name: state[name].to(dtype)})
+
+
+CASES: Mapping[str, tuple[Mapping[str, Any], Callable[[State], State], Callable[[State], None], str]] = {
+    "a fused q/k/v with a row too many": (
+        LLAMA,
+        fused,
+        grow(f"{ATTENTION}.qkv_proj.weight"),
+        r"qkv_proj\.weight' in .*safetensors has shape \[65, 32\], which holds no q_proj, k_proj and v_proj with 32",
+    ),
+    "a fused gate/up with an odd number of rows": (
+        LLAMA,
+        fused,
+        grow("model.layers.0.mlp.gate_up_proj.weight"),
+        r"gate_up_proj\.weight' in .* has shape \[97, 32\], which holds no gate_proj and up_proj with 48 \+ 48 rows",
+    ),
+    "a fused weight with a column too many": (
+        LLAMA,
+        fused,
+        grow(f"{ATTENTION}.qkv_proj.weight", 1),
+        r"self_attn\.qkv_proj, q_proj: .* has shape \[32, 33\]; expected \[32, 32\]",
+    ),
+    "a fused layer that is missing": (
+        LLAMA,
+        fused,
+        remove(f"{ATTENTION}.qkv_proj.weight"),
+        r"'model\.layers\.1\.self_attn\.q_proj\.weight' is in the model, but the source has no such tensor; did you",
+    ),
+    "a part that is missing": (
+        LLAMA,
+        same,
+        remove(f"{ATTENTION}.k_proj.weight"),
+        r"'model\.layers\.1\.self_attn\.k_proj\.weight' is in the model, but the source has no such tensor; did you",
+    ),
+    "a bias that the model does not have": (
+        LLAMA,
+        fused,
+        add(f"{ATTENTION}.qkv_proj.bias", "model.norm.weight"),
+        r"qkv_proj\.bias' in .* has shape \[32\], which holds no q_proj, k_proj and v_proj with 32 \+ 16 \+ 16 rows",
+    ),
+    "a bias of a layer without one": (
+        LLAMA,
+        same,
+        add(f"{ATTENTION}.o_proj.bias", "model.norm.weight"),
+        r"self_attn\.o_proj: '.*o_proj\.bias' in .* has no place in this layer",
+    ),
+    "an expert that is missing": (
+        MIXTRAL,
+        same,
+        remove(f"{EXPERTS}.2.w3.weight"),
+        r"'model\.layers\.1\.block_sparse_moe\.experts\.2\.w3\.weight' is in the model, but the source has no such",
+    ),
+    "an expert too many": (
+        MIXTRAL,
+        same,
+        add(f"{EXPERTS}.4.w2.weight", f"{EXPERTS}.3.w2.weight"),
+        r"experts\.4\.w2\.weight' in .*model\.safetensors is in the source, but nothing in the model takes it",
+    ),
+    "an expert too many in one tensor": (
+        MIXTRAL,
+        as_3d,
+        grow(f"{EXPERTS}.gate_up_proj"),
+        r"experts\.gate_up_proj' in .* has shape \[5, 96, 32\]; the model has 4 experts, expected 4 in the first",
+    ),
+    "a row too many in one tensor": (
+        MIXTRAL,
+        as_3d,
+        grow(f"{EXPERTS}.gate_up_proj", 1),
+        r"experts\.gate_up_proj' in .* has shape \[4, 97, 32\], which holds no gate_proj and up_proj with 48 \+ 48",
+    ),
+    "a projection of all experts that is missing": (
+        MIXTRAL,
+        as_3d,
+        remove(f"{EXPERTS}.down_proj"),
+        r"experts\.0\.w2\.weight' is in the model, but the source has no such tensor",
+    ),
+    "a tensor of nobody": (
+        MIXTRAL,
+        as_3d,
+        add("model.layers.1.block_sparse_moe.gates.weight", "model.norm.weight"),
+        r"moe\.gates\.weight' in .* but nothing in the model takes it; did you mean 'model\.layers\.1\..*gate'",
+    ),
+    "a weight of integers": (
+        LLAMA,
+        same,
+        convert("model.layers.0.mlp.down_proj.weight", torch.int64),
+        r"mlp\.down_proj: '.*down_proj\.weight' in .* is stored as torch\.int64; expected float32, float16 or bfloat16",
+    ),
+    "codes without a scale": (
+        LLAMA,
+        fused,
+        convert(f"{ATTENTION}.qkv_proj.weight", torch.int8),
+        r"PQ407: I8 tensor without scale: model\.layers\.1\.self_attn\.qkv_proj\.weight",
+    ),
+    "a fused weight in float64": (
+        LLAMA,
+        fused,
+        convert(f"{ATTENTION}.qkv_proj.weight", torch.float64),
+        r"qkv_proj, k_proj: '.*qkv_proj\.weight' in .* is stored as torch\.float64; expected float32",
+    ),
+    "experts in float64": (
+        MIXTRAL,
+        as_3d,
+        convert(f"{EXPERTS}.down_proj", torch.float64),
+        r"experts\.down_proj, expert 3, w2: '.*down_proj' in .* is stored as torch\.float64; expected float32",
+    ),
+    "a norm of integers": (
+        LLAMA,
+        same,
+        convert("model.norm.weight", torch.int64),
+        r"'model\.norm\.weight' in .* is stored as torch\.int64; expected a floating-point dtype",
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", ["none", "fp8-dynamic", "int8-weight-only"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_does_not_fit_is_told_by_name_and_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, policy: str
+) -> None:
+    config, form, spoil, message = CASES[case]
+    state = form(one_by_one(config))
+    spoil(state)
+    read: list[int] = []
+    reading = OpenFile.read
+    monkeypatch.setattr(OpenFile, "read", lambda *place: (read.append(1), reading(*place))[1])
+    with pytest.raises(BuildError, match=message if policy == "none" else "does not fit"):
+        build(model_factory(config), policy=None if policy == "none" else policy, source=save(tmp_path, state, config))
+    assert not read
+
+
+def test_all_of_it_is_one_error(tmp_path: Path) -> None:
+    state = fused(one_by_one(LLAMA))
+    remove("model.norm.weight")(state)
+    grow(f"{ATTENTION}.qkv_proj.weight")(state)
+    add("model.layers.7.mlp.down_proj.weight", "model.layers.0.mlp.down_proj.weight")(state)
+    convert("lm_head.weight", torch.float64)(state)
+    with pytest.raises(BuildError) as raised:
+        build(model_factory(LLAMA), policy=None, source=save(tmp_path, state, LLAMA))
+    lines = str(raised.value).splitlines()
+    assert len(lines) == 5, lines
+    for name in ("model.norm.weight", "qkv_proj.weight", "model.layers.7.mlp.down_proj.weight", "lm_head"):
+        assert any(name in line for line in lines), name
+
+
+def test_rows_that_the_model_does_not_have_are_told(tmp_path: Path) -> None:
+    """A model without `up_proj`, from a checkpoint that stores it under `gate_proj`."""
+
+    def factory() -> nn.Module:
+        mlp = nn.ModuleDict({"gate_proj": nn.Linear(32, 48, bias=False), "down_proj": nn.Linear(48, 32, bias=False)})
+        return nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"mlp": mlp})])})
+
+    state = {
+        "layers.0.mlp.gate_up_proj.weight": torch.randn(96, 32),
+        "layers.0.mlp.down_proj.weight": torch.randn(32, 48),
+    }
+    with pytest.raises(
+        BuildError, match=r"'layers\.0\.mlp\.gate_up_proj' holds up_proj, but nothing in the model takes"
+    ):
+        build(factory, policy=None, source=save(tmp_path, state, None))
+
+
+def test_experts_that_the_model_does_not_have_are_told(tmp_path: Path) -> None:
+    """Each expert a module of its own, one fewer than are stored in one tensor."""
+
+    def factory() -> nn.Module:
+        def expert() -> nn.Module:
+            return nn.ModuleDict(
+                {"w1": nn.Linear(32, 48, False), "w3": nn.Linear(32, 48, False), "w2": nn.Linear(48, 32, False)}
+            )
+
+        moe = nn.ModuleDict(
+            {"gate": nn.Linear(32, 4, bias=False), "experts": nn.ModuleList([expert() for _ in range(3)])}
+        )
+        layers = nn.ModuleList([nn.ModuleDict({"block_sparse_moe": moe})])
+        return nn.ModuleDict({"model": nn.ModuleDict({"layers": layers})})
+
+    state = {n: t for n, t in as_3d(one_by_one(MIXTRAL)).items() if n.startswith("model.layers.0.block_sparse_moe")}
+    message = r"experts' holds down_proj of expert 3 and 2 more parts, but nothing in the model takes it"
+    with pytest.raises(BuildError, match=message):
+        build(factory, policy=None, source=save(tmp_path, state, MIXTRAL))
+
+
+def test_only_the_rows_that_are_needed_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All bytes of a checkpoint with fused layers and 3-D experts are read once."""
+    read: list[tuple[int, int]] = []
+    reading = OpenFile.read
+
+    def recorded(self: OpenFile, start: int, length: int) -> torch.Tensor:
+        read.append((start, length))
+        return reading(self, start, length)
+
+    state = as_3d(fuse(one_by_one(MIXTRAL), QKV, "qkv_proj"))
+    source = save(tmp_path, state, MIXTRAL)
+    monkeypatch.setattr(OpenFile, "read", recorded)
+    build(model_factory(MIXTRAL), policy="fp8-dynamic", source=source)
+    assert sum(length for _, length in read) == sum(tensor.nbytes for tensor in state.values())
+    assert len(set(read)) == len(read)
+    assert sum(tensor.nbytes for tensor in state.values()) < (source / "model.safetensors").stat().st_size
