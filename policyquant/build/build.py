@@ -21,6 +21,7 @@ from policyquant.build.construct import construct
 from policyquant.build.fit import Source, fit, open_source, plan_for
 from policyquant.build.loading import Progress, load, retie, ties
 from policyquant.build.origin import Origin, mark_all
+from policyquant.build.surroundings import plain_surroundings
 from policyquant.build.targets import logical_state
 from policyquant.errors import BuildError
 from policyquant.plan.plan import Plan
@@ -64,6 +65,19 @@ def build(
         SourceError: the source cannot be read.
         PolicyQuantError: a weight that is to be quantized holds NaN or infinity.
     """
+    with plain_surroundings():
+        return _build(factory, policy, source, rename, torch.device(device), dtype, progress)
+
+
+def _build(
+    factory: Callable[[], nn.Module],
+    policy: Any,
+    source: Source | None,
+    rename: Mapping[str, str] | None,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    progress: Progress | None,
+) -> nn.Module:
     if source is None:
         root = factory()
         if not isinstance(root, nn.Module):
@@ -74,11 +88,11 @@ def build(
         root = construct(factory).root
         kept = iter(())
     with all_or_nothing(kept):
-        inventory, tensors = open_source(source, root, rename, torch.device(device))
+        inventory, tensors = open_source(source, root, rename, device)
         plan = plan_for(policy, inventory)
         shared = ties(root)
         bindings = fit(root, plan, inventory, tensors, rename, dtype)
-        load(bindings, torch.device(device), dtype, tensors.release, progress)
+        load(bindings, device, dtype, tensors.release, progress)
         retie(shared)
     if policy is not None:
         mark_all(root, Origin(plan, inventory, rename))

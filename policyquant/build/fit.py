@@ -12,6 +12,7 @@ from torch import nn
 from policyquant.build.binding import ADOPTED, Binder, Binding
 from policyquant.build.listed import listed
 from policyquant.build.loading import prepare
+from policyquant.build.output_scales import OutputScales, lacks_scale, without_scale
 from policyquant.build.stored_names import Renaming, StoredNames
 from policyquant.build.targets import class_names
 from policyquant.checkpoint.described import DescribedTensors, described
@@ -104,20 +105,25 @@ def fit(
         BuildError: something does not fit; all of it is in the message.
     """
     model_type = inventory.config.get("model_type") or inventory.family
-    binder = Binder(StoredNames(inventory, rename), plan, tensors, str(model_type or ""))
+    names = StoredNames(inventory, rename)
+    binder = Binder(names, plan, tensors, str(model_type or ""))
     bindings = binder.bind(root)
-    given = {} if constructed is None else constructed
-    apart = [
-        f"{type(binding.module).__name__} {binding.name!r} was constructed as {given[binding.module]}, but the plan"
-        f" gives it {binding.scheme}"
-        for binding in bindings
-        if given.get(binding.module, NONE) not in (NONE, binding.scheme)
-    ]
+    output_scales = OutputScales(inventory, names, tensors)
+    more: list[str] = []
     for binding in bindings:
+        given = NONE if constructed is None else constructed.get(binding.module, NONE)
+        if lacks_scale(binding.scheme):
+            binding.output_scales = output_scales.find(binding, more)
+            given = without_scale(given)
+        if given not in (NONE, binding.scheme):
+            more.append(
+                f"{type(binding.module).__name__} {binding.name!r} was constructed as {given}, but the plan gives it"
+                f" {binding.scheme}"
+            )
         if binding.scheme != NONE and type(binding.module) in ADOPTED:
             adopt(binding.module).layer_name = binding.name  # type: ignore[call-overload]  # just these classes
     model_dtype = dtype or getattr(torch, inventory.model_dtype)
-    found = [*problems, *binder.problems, *apart, *prepare(bindings, dtype, model_dtype)]
+    found = [*problems, *binder.problems, *more, *prepare(bindings, dtype, model_dtype)]
     if found:
         raise BuildError(listed(f"{type(root).__name__} does not fit {inventory.name}", found))
     return bindings

@@ -14,6 +14,7 @@ from policyquant.build.layer_names import all_names, name_layers
 from policyquant.build.leftovers import valueless_tensors
 from policyquant.build.loading import Progress, Ties, load, retie, ties
 from policyquant.build.origin import Origin, mark_all
+from policyquant.build.surroundings import plain_surroundings
 from policyquant.errors import BuildError, PolicyQuantError
 from policyquant.inventory.inventory import Inventory
 from policyquant.layers.base import PolicyLayer, WeightLayer
@@ -56,8 +57,20 @@ def load_weights(
             unusable: its layers of ours raise a `BuildError` that says so wherever they are used, until `load_weights`
             succeeds; all other modules hold what they held before.
     """
+    with plain_surroundings():
+        _load_weights(model, source, rename, None if device is None else torch.device(device), dtype, progress)
+
+
+def _load_weights(
+    model: nn.Module,
+    source: Source,
+    rename: Mapping[str, str] | None,
+    device: torch.device | None,
+    dtype: torch.dtype | None,
+    progress: Progress | None,
+) -> None:
     plan = _plan_of(model)
-    inventory, tensors = open_source(source, model, rename, None if device is None else torch.device(device))
+    inventory, tensors = open_source(source, model, rename, device)
     names = all_names(model)
     shared = ties(model)
     heads = [(e, e.tied_to) for e in model.modules() if isinstance(e, ParallelLMHead) and e.tied_to is not None]
@@ -70,7 +83,7 @@ def load_weights(
     weights = {each for each in model.modules() if isinstance(each, WeightLayer)}
     try:
         with all_or_nothing(binding.module for binding in bindings if binding.module not in weights):
-            load(bindings, None if device is None else torch.device(device), dtype, tensors.release, progress)
+            load(bindings, device, dtype, tensors.release, progress)
             _tie(shared, heads)
     except BaseException as error:
         with suppress(PolicyQuantError):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from policyquant.build.binding import Binding
+from policyquant.build.output_scales import read_output_scale
 from policyquant.checkpoint.tensors import Slot
 from policyquant.errors import BuildError, PolicyQuantError
 from policyquant.layers.adopt import adopt_head
@@ -83,6 +84,8 @@ def load(
         if progress is not None:
             progress(number, len(bindings), binding.name)
         module = binding.module
+        if binding.output_scales and (device is None or device.type != "meta"):
+            binding.scheme = read_output_scale(binding.scheme, binding.output_scales)
         if isinstance(module, PolicyLayer):
             module.take_scheme(binding.scheme)
         if binding.owns_weight:
