@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from policyquant.errors import SourceError, did_you_mean
+from policyquant.policy.scheme import LARGEST_SCALE, SMALLEST_SCALE
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -115,12 +116,15 @@ def size_or_null(value: object, place: Place) -> int | None:
     return None if value is None else size(value, place)
 
 
-def positive(value: object, place: Place) -> float:
-    """A finite number above 0."""
+def scale(value: object, place: Place) -> float:
+    """A scale that a policy gave: a number that float32 holds, above 0."""
     if type(value) not in (int, float) or not isinstance(value, (int, float)):
         raise place.unexpected("a number", value)
-    if not 0 < value < math.inf or value > _LARGEST:
+    if not 0 < value < math.inf:
         raise place.unexpected("a finite number above 0", value)
+    if not SMALLEST_SCALE <= value <= LARGEST_SCALE:
+        expected = f"a scale that float32 can hold, from {SMALLEST_SCALE:.6g} to {LARGEST_SCALE:.6g}"
+        raise place.unexpected(expected, value)
     return value
 
 

@@ -148,7 +148,7 @@ def _setting(key: str, value: object, place: Place) -> object:
     if key == "symmetric":
         return read.truth(value, place)
     if key in ("scale", "scale_ub"):
-        return read.positive(value, place)
+        return read.scale(value, place)
     return read.choice(value, place, _names(SCALE_DTYPES), "a dtype of scales")
 
 

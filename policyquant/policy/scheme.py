@@ -45,6 +45,10 @@ SCALE_DTYPES: Final[Mapping[str, str]] = {
 }
 """Spellings of the dtypes that scales are stored in → PyTorch's name."""
 
+SMALLEST_SCALE: Final = 2.0**-126
+LARGEST_SCALE: Final = (2 - 2.0**-23) * 2.0**127
+"""The range of scales that policies and plans may give: the normal values of float32, as which they are kept."""
+
 BITS: Final[Mapping[str, int]] = {
     "float32": 32,
     "bfloat16": 16,

@@ -13,6 +13,7 @@ from typing import Final
 from policyquant.errors import did_you_mean
 from policyquant.policy.document import Node, ScalarNode, SequenceNode, describe, show
 from policyquant.policy.problems import Problems
+from policyquant.policy.scheme import LARGEST_SCALE, SMALLEST_SCALE
 
 Reader = Callable[[Node, str, Problems], "object | None"]
 
@@ -52,22 +53,18 @@ def whole_number(node: Node, name: str, problems: Problems) -> int | None:
     return None
 
 
-_SMALLEST_SCALE: Final = 2.0**-126
-_LARGEST_SCALE: Final = (2 - 2.0**-23) * 2.0**127
-
-
 def scale(node: Node, name: str, problems: Problems) -> float | None:
-    """A scale: a finite number above 0, in the range of normal float32 values, as which it is stored."""
+    """A scale that the policy gives: a number that float32 holds, above 0."""
     value = node.value if isinstance(node, ScalarNode) else None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
-        if _SMALLEST_SCALE <= number <= _LARGEST_SCALE:
+        if SMALLEST_SCALE <= number <= LARGEST_SCALE:
             return number
         if math.isfinite(number) and number > 0:
-            expected = f"a scale that float32 can hold, from {_SMALLEST_SCALE:.6g} to {_LARGEST_SCALE:.6g}"
+            expected = f"a scale that float32 can hold, from {SMALLEST_SCALE:.6g} to {LARGEST_SCALE:.6g}"
             wrong(node, name, expected, problems)
             return None
     advice = ""
