@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 
 from policyquant.build.origin import Origin
@@ -26,7 +28,13 @@ class PlanConfig:
         BuildError: the plan has findings at error level.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, rename: Mapping[str, str] | None = None) -> None:
+        """
+        Args:
+            plan: Of the checkpoint that the model is to be loaded from.
+            rename: As for `load_weights`: regular expressions over names of tensors → replacements, for a model that
+                calls its layers otherwise than the checkpoint.
+        """
         errors = plan.errors()
         if errors:
             raise BuildError(
@@ -34,7 +42,7 @@ class PlanConfig:
                 + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "")
             )
         self.plan = plan
-        self._origin = Origin(plan)
+        self._origin = Origin(plan, rename=rename)
 
     def scheme_for(self, layer: nn.Module, name: str) -> Scheme:
         """The plan's scheme for a layer of this name; `none` for one that the plan does not have.
