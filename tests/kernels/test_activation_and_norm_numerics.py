@@ -73,6 +73,7 @@ def test_a_residual_is_added_and_rounded_before_the_norm(x: torch.Tensor, data: 
     y, total = ops.fused_add_rms_norm(x, residual, weight, 1e-6)
     exact, expected_total = reference.fused_add_rms_norm(x, residual, weight, 1e-6)
     torch.testing.assert_close(total, expected_total, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(y, ops.rms_norm(total, weight, 1e-6), rtol=0, atol=0, equal_nan=True)
     sure = squares_fit(total)
     bound = norm_bound(exact, weight, x.dtype, x.shape[-1]).expand_as(exact)
     error_bounds.assert_within(y[sure], exact[sure], bound[sure])
