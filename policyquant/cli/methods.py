@@ -111,7 +111,7 @@ def _package(name: str) -> str | None:
     point = None if name in BUILT_IN else entry_points().get(name)
     if point is None:
         return None
-    return point.module if point.dist is None else f"{point.dist.name} {point.dist.version}"
+    return point.value if point.dist is None else f"{point.dist.name} {point.dist.version}"
 
 
 def _runs_in_short(name: str) -> str:

@@ -54,7 +54,7 @@ def documentation(name: str) -> Documentation | None:
     if name in BUILT_IN:
         return read_documentation(source_of(BUILT_IN[name]))
     if name in entry_points():
-        return read_documentation(source_of(entry_points()[name].module))
+        return read_documentation(source_of(entry_points()[name].value.partition(":")[0].strip()))
     return None
 
 

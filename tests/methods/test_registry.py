@@ -17,6 +17,7 @@ from policyquant.methods.registry import BUILT_IN, method_class, method_for, reg
 from policyquant.methods.unquantized import Unquantized
 from policyquant.policy.methods import METHODS
 from policyquant.policy.scheme import Scheme
+from tests.docs.pages import blocks
 
 ROOT = Path(__file__).parents[2]
 
@@ -119,11 +120,15 @@ class Rounded(Unquantized):
 def plugin(tmp_path: Path) -> Path:
     """A package as pip installs it: a module, and metadata with an entry point."""
     (tmp_path / "rounding_methods.py").write_text(PLUGIN)
-    metadata = tmp_path / "rounding_methods-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: rounding-methods\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[policyquant.methods]\nrounded = rounding_methods:Rounded\n")
+    write_metadata(tmp_path, "rounding-methods", "rounded = rounding_methods:Rounded")
     return tmp_path
+
+
+def write_metadata(folder: Path, package: str, point: str) -> None:
+    metadata = folder / f"{package.replace('-', '_')}-1.0.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[policyquant.methods]\n{point}\n")
 
 
 @pytest.fixture
@@ -133,9 +138,17 @@ def packaged_plugin(plugin: Path) -> Path:
     package.mkdir()
     (package / "__init__.py").write_text("import torch")
     (plugin / "rounding_methods.py").rename(package / "methods.py")
-    points = plugin / "rounding_methods-1.0.dist-info" / "entry_points.txt"
-    points.write_text("[policyquant.methods]\nrounded = rounding.methods:Rounded\n")
+    write_metadata(plugin, "rounding-methods", "rounded = rounding.methods:Rounded")
     return plugin
+
+
+@pytest.fixture
+def documented(tmp_path: Path) -> Path:
+    """The package that docs/adding-a-method.md writes."""
+    (module,) = [block for block in blocks("docs/adding-a-method.md") if block.option("file") == "int8_shift.py"]
+    (tmp_path / "int8_shift.py").write_text(module.text, encoding="utf-8")
+    write_metadata(tmp_path, "int8-shift", "int8_shift = int8_shift:Int8Shift")
+    return tmp_path
 
 
 def run(plugin: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -158,6 +171,36 @@ def test_another_package_brings_a_method_that_policies_and_models_use(plugin: Pa
     finished = run(plugin, "-c", program)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.strip() == "rounded (weight int8 per channel) 96 Rounded True"
+
+
+def test_a_model_is_built_by_a_method_that_nothing_but_its_entry_point_tells_of(documented: Path) -> None:
+    """Linear, merged and expert layers: their bytes are the plan's, and they compute what the method says."""
+    program = textwrap.dedent("""
+        import torch
+        from policyquant import build
+        from policyquant.layers.base import WeightLayer
+        from policyquant.models.families import model_factory
+
+        config = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "vocab_size": 64, "hidden_size": 32}
+        config |= {"intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "num_local_experts": 4}
+        config["num_key_value_heads"] = 2
+        torch.manual_seed(0)
+        model = build(model_factory(config), policy={"layers": {"decoder": "int8_shift"}})
+        layers = [each for each in model.modules() if isinstance(each, WeightLayer)]
+        layers = [each for each in layers if each.scheme.method == "int8_shift"]
+        print(*sorted(type(layer).__name__ for layer in layers))
+        for layer in layers:
+            counts = None if layer.num_experts is None else [3, 0, 1, 2]
+            x = torch.randn(6, layer.in_features)
+            y = layer(x) if counts is None else layer(x, counts)
+            torch.testing.assert_close(y.double(), layer.quant_method.reference(layer, x, counts), rtol=1e-5, atol=1e-5)
+            rows = layer.out_features * (layer.num_experts or 1)
+            assert sum(buffer.nbytes for buffer in layer.buffers()) == rows * layer.in_features + 4 * rows
+            assert [tuple(each.shape) for each in layer.parameters()] == []
+    """)
+    finished = run(documented, "-c", program)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.split() == ["ExpertsLinear"] * 2 + ["QKVParallelLinear", "RowParallelLinear"]
 
 
 def test_a_brought_method_without_a_reference_is_refused_by_name(plugin: Path) -> None:
@@ -209,6 +252,17 @@ def test_a_brought_method_whose_file_says_nothing_is_listed_all_the_same(plugin:
     assert finished.stdout.splitlines()[-1].split() == ["rounded", "by", "rounding-methods", "1.0"]
 
 
+@pytest.mark.parametrize("value", ["not a name", ":", "..", "rounding_methods", "no_such_module:Rounded"])
+def test_an_entry_point_that_leads_nowhere_is_listed_and_refused(plugin: Path, value: str) -> None:
+    write_metadata(plugin, "rounding-methods", f"rounded = {value}")
+    listed = run(plugin, "-m", "policyquant", "methods")
+    assert (listed.returncode, listed.stdout.splitlines()[-1].split()[0]) == (0, "rounded")
+    described = run(plugin, "-m", "policyquant", "methods", "rounded")
+    assert (described.returncode, described.stdout) == (2, "")
+    assert described.stderr.startswith("error: method 'rounded'")
+    assert described.stderr.count("\n") == 1
+
+
 def test_a_brought_method_that_cannot_be_loaded_cannot_be_described(plugin: Path) -> None:
     (plugin / "rounding_methods.py").write_text("import a_module_that_is_not_there")
     finished = run(plugin, "-m", "policyquant", "methods", "rounded")
@@ -220,8 +274,7 @@ def test_a_package_may_bring_the_code_of_a_method_that_we_only_describe(plugin: 
     """Under our name it keeps our defaults, and it runs."""
     code = PLUGIN.replace(PLUGIN[PLUGIN.index("    spec = ") :], '    spec = METHODS["int8"]\n')
     (plugin / "rounding_methods.py").write_text(code.replace("import MethodSpec", "import METHODS"))
-    points = plugin / "rounding_methods-1.0.dist-info" / "entry_points.txt"
-    points.write_text("[policyquant.methods]\nint8 = rounding_methods:Rounded\n")
+    write_metadata(plugin, "rounding-methods", "int8 = rounding_methods:Rounded")
     listed = run(plugin, "-m", "policyquant", "methods")
     (line,) = [line for line in listed.stdout.splitlines() if line.startswith("int8 ")]
     assert " by rounding-methods 1.0  int8 per channel  " in line
