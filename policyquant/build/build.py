@@ -17,13 +17,12 @@ import torch
 from torch import nn
 
 from policyquant.build.all_or_nothing import all_or_nothing
-from policyquant.build.construct import construct
+from policyquant.build.construct import check_made, construct
 from policyquant.build.fit import Source, fit, open_source, plan_for
 from policyquant.build.loading import Progress, load, retie, ties
 from policyquant.build.origin import Origin, mark_all
 from policyquant.build.surroundings import plain_surroundings
 from policyquant.build.targets import logical_state
-from policyquant.errors import BuildError
 from policyquant.plan.plan import Plan
 from policyquant.policy.policy import Policy
 
@@ -80,8 +79,7 @@ def _build(
 ) -> nn.Module:
     if source is None:
         root = factory()
-        if not isinstance(root, nn.Module):
-            raise BuildError(f"the factory returned {type(root).__name__}, expected an nn.Module")
+        check_made(root)
         source = logical_state(root)
         kept = root.modules()  # They may be the caller's own; their tensors are in `source` all the while.
     else:

@@ -10,7 +10,7 @@ from typing import Final
 from torch import nn
 
 from policyquant.build.layer_names import all_names, layer_names, name_layers
-from policyquant.build.leftovers import stray_layers, valueless_tensors
+from policyquant.build.leftovers import lazy_parameters, stray_layers, valueless_tensors
 from policyquant.build.meta_parameters import recording
 from policyquant.build.user_code import line_that_raised
 from policyquant.errors import BuildError
@@ -56,6 +56,21 @@ def construct(factory: Callable[[], nn.Module]) -> Construction:
         raise BuildError("\n".join(problems))
     shared = {module: given for module, given in names.items() if len(given) > 1}
     return Construction(root, layer_names(root), shared)
+
+
+def check_made(root: object) -> None:
+    """Refuse what a factory returned if a model cannot be made of it as it is, and name its layers.
+
+    Raises:
+        BuildError: it is no module, or has tensors without values or shapes, or a layer with a `prefix` that is not its
+            name; all problems in one message.
+    """
+    if not isinstance(root, nn.Module):
+        raise BuildError(f"the factory returned {type(root).__name__}, expected an nn.Module")
+    names = all_names(root)
+    problems = [*lazy_parameters(names), *valueless_tensors(names), *name_layers(names)]
+    if problems:
+        raise BuildError("\n".join(problems))
 
 
 def _run(factory: Callable[[], nn.Module]) -> object:

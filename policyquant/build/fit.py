@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from policyquant.build.binding import ADOPTED, Binder, Binding
+from policyquant.build.layer_names import layer_names
 from policyquant.build.listed import listed
-from policyquant.build.loading import prepare
+from policyquant.build.loading import prepare, ties
 from policyquant.build.output_scales import OutputScales, lacks_scale, without_scale
 from policyquant.build.stored_names import Renaming, StoredNames
 from policyquant.build.targets import class_names
@@ -55,7 +56,8 @@ def open_source(
         )
     else:
         inventory = Inventory.open(source)
-    return inventory.with_classes(_classes(root, tensors, rename)), tensors
+    known = inventory.with_classes(_classes(root, tensors, rename))
+    return known.with_shared(_shared(root, tensors, rename)), tensors
 
 
 def plan_for(policy: Any, inventory: Inventory) -> Plan:
@@ -139,6 +141,20 @@ def _classes(root: nn.Module, stored: Iterable[str], rename: Mapping[str, str] |
         if module in classes:
             found[name] = classes[module]
     return found
+
+
+def _shared(root: nn.Module, stored: Iterable[str], rename: Mapping[str, str] | None) -> dict[str, str]:
+    """Tensors of the source that are one parameter of two layers in the model: name → the first's."""
+    found = ties(root)
+    if not found:
+        return {}
+    names, renaming = layer_names(root), Renaming(rename)
+    of_source = {}
+    for tensor in stored:
+        name, _, suffix = tensor.rpartition(".")
+        of_source[f"{renaming.layer(name, suffix)}.{suffix}"] = tensor
+    pairs = ((f"{names[module]}.{key}", f"{names[owner]}.{first}") for module, key, owner, first in found)
+    return {of_source[one]: of_source[two] for one, two in pairs if one in of_source and two in of_source}
 
 
 def _config(root: nn.Module) -> Mapping[str, object] | None:

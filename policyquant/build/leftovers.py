@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -41,6 +41,21 @@ def _strays(root: nn.Module, recorder: Recorder) -> list[tuple[nn.Module, str]]:
     # Of a block that strays, name the block, not every layer in it.
     below = {id(child) for module, _ in outside for child in module.modules() if child is not module}
     return [(module, place) for module, place in outside if id(module) not in below]
+
+
+def lazy_parameters(names: Mapping[nn.Module, tuple[str, ...]]) -> list[str]:
+    """One line for each parameter in the tree that has no shape yet."""
+    return [
+        f"{type(module).__name__} {name!r}: its {key!r} has no shape before a first forward, so no plan can be made for"
+        " it; use the class with all sizes given, as nn.Linear"
+        for module, (name, *_) in names.items()
+        for key, parameter in module._parameters.items()
+        if _has_no_shape(parameter)
+    ]
+
+
+def _has_no_shape(parameter: Any) -> bool:
+    return parameter is not None and is_lazy(parameter)
 
 
 def valueless_tensors(names: Mapping[nn.Module, tuple[str, ...]]) -> list[str]:

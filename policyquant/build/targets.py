@@ -54,7 +54,8 @@ def targets(root: nn.Module) -> Iterator[Target]:
         tensors = {
             key: tensor for key, tensor in own if tensor is not None and seen.setdefault(id(tensor), name) == name
         }
-        if tensors or isinstance(module, PolicyLayer):
+        tied = type(module) in (nn.Linear, nn.Embedding)  # all that it has, another has under an earlier name
+        if tensors or tied or isinstance(module, PolicyLayer):
             yield Target(module, name, part_names(module, name), tensors)
 
 

@@ -102,6 +102,16 @@ class Inventory:
             return self
         return Inventory.of(replace(self._stored, module_types={**self._stored.module_types, **known}))
 
+    def with_shared(self, shared: Mapping[str, str]) -> Inventory:
+        """The same model, where tensors are known to be one in the model that is loaded from it.
+
+        Args:
+            shared: Name of a tensor → name of the first that it is one with.
+        """
+        if not shared or shared.items() <= self._stored.shared.items():
+            return self
+        return Inventory.of(replace(self._stored, shared={**self._stored.shared, **shared}))
+
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...] | None, str | None]]:
         """(name, shape, dtype) of every tensor of the source, as it names and stores them; what is unknown is None."""
         from policyquant.inventory.layers import own_name

@@ -50,7 +50,7 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize(
     ("factory", "given"),
     [(Tied, IDS), (Recurrent, IDS), (Vision, torch.randn(2, 3, 5, 5))],
-    ids=lambda each: str(each)[:40],
+    ids=["tied", "recurrent", "vision"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_strangers_model_computes_the_same_to_the_bit(

@@ -13,7 +13,7 @@ from policyquant.inventory.architectures.naming import Namer
 from policyquant.inventory.architectures.vocabulary import place
 from policyquant.inventory.collapse import template_of
 from policyquant.inventory.config_file import levels
-from policyquant.inventory.layers import LayerSet, Part, StoredModel
+from policyquant.inventory.layers import LayerSet, Namespace, Part, StoredModel
 
 WITH_VOCABULARY_OUTPUT: Final = (
     "CausalLM",
@@ -35,7 +35,8 @@ def with_ties(
 ) -> tuple[list[LayerSet], list[Finding]]:
     """Add tied layers that own no tensor, and mark those that are listed although they share one.
 
-    A module tree tells itself what it shares. For any other source the configuration does, else the family's default.
+    A module tree tells itself what it shares. For any other source the configuration does, else the family's default;
+    and the model that is loaded from it, if that is known.
 
     Args:
         sets: The layers so far.
@@ -47,7 +48,7 @@ def with_ties(
     entries = list(entries)
     findings: list[Finding] = []
     if model.naming == "module" and model.module_types:
-        return _as_tree_says(result, model.shared), findings
+        return _as_tree_says(result, model.shared, "module"), findings
     said = _tie_word_embeddings(model.config)
     for family in families:
         for tie in family.ties:
@@ -68,7 +69,9 @@ def with_ties(
             if want and present is not None and entry is not None and _exists(tie, entries, model):
                 result.append(_tied_layer(entry, result[present]))
                 entries.append(entry)
-    return result, findings
+    if model.shared:
+        findings = []  # They tell that two are stored and decided apart, which the model says otherwise.
+    return _as_tree_says(result, model.shared, "checkpoint"), findings
 
 
 def _tie_word_embeddings(config: Mapping[str, object]) -> bool | None:
@@ -138,14 +141,14 @@ def _sharing(layer: LayerSet, owner: LayerSet) -> LayerSet:
     )
 
 
-def _as_tree_says(sets: list[LayerSet], shared: Mapping[str, str]) -> list[LayerSet]:
+def _as_tree_says(sets: list[LayerSet], shared: Mapping[str, str], naming: Namespace) -> list[LayerSet]:
     """Mark each layer of a module tree whose weight is the same object as an earlier layer's."""
     for tensor, first in shared.items():
         layer_name, _, suffix = tensor.rpartition(".")
         owner_name, _, owner_suffix = first.rpartition(".")
         if suffix != "weight" or owner_suffix != "weight":
             continue
-        at, owner_at = _find(sets, layer_name), _find(sets, owner_name)
+        at, owner_at = _find(sets, layer_name, naming), _find(sets, owner_name, naming)
         if at is None or owner_at is None or layer_name == owner_name:
             continue
         sharing, owner = sets[at], sets[owner_at]
@@ -162,11 +165,11 @@ def _as_tree_says(sets: list[LayerSet], shared: Mapping[str, str]) -> list[Layer
     return sets
 
 
-def _find(sets: Sequence[LayerSet], name: str) -> int | None:
-    """Position of the set that has the layer of this name in the module tree."""
+def _find(sets: Sequence[LayerSet], name: str, naming: Namespace) -> int | None:
+    """Position of the set that has the layer of this name."""
     template, indices = template_of(name)
     for at, layer in enumerate(sets):
-        if layer.names["module"][0].template == template and indices in layer.indices:
+        if layer.names[naming][0].template == template and indices in layer.indices:
             return at
     return None
 
