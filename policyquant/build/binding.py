@@ -15,13 +15,14 @@ from torch import nn
 from policyquant.build.arrangement import Arrangement, concerns
 from policyquant.build.as_stored import runnable_as_stored
 from policyquant.build.layer_names import all_names
+from policyquant.build.nearest_names import NearestNames
 from policyquant.build.shares import Share, shares, stored_parts
 from policyquant.build.stored_names import StoredNames
 from policyquant.build.stored_tensors import expert_tensor, part_of
 from policyquant.build.targets import Target, part_names, targets
 from policyquant.checkpoint.derived_tensor import StackedTensor
 from policyquant.checkpoint.tensors import LazyTensor, Slot
-from policyquant.errors import PolicyQuantError, did_you_mean
+from policyquant.errors import PolicyQuantError
 from policyquant.inventory.architectures.describe import NO_LAYERS
 from policyquant.layers.base import PolicyLayer, WeightLayer
 from policyquant.plan.plan import Plan
@@ -76,6 +77,7 @@ class Binder:
         self._plan = plan
         self._tensors = tensors
         self._model_type = model_type
+        self._stored = NearestNames(names.known())
         self._used: set[str] = set()
         self._bound: set[str] = set()
 
@@ -249,7 +251,7 @@ class Binder:
                     )
 
     def _missing(self, full: str, layer: str) -> str:
-        return f"{full!r} is in the model, but the source has no such tensor{did_you_mean(layer, self._names.known())}"
+        return f"{full!r} is in the model, but the source has no such tensor{self._stored.hint(layer)}"
 
     def _check_schemes(self) -> None:
         for row in () if self._plan is None else self._plan.rows:
@@ -265,7 +267,7 @@ class Binder:
 
     def _check_tensors(self, root: nn.Module) -> None:
         """Surplus tensors: nothing in the model takes them."""
-        modules = [name for name, _ in root.named_modules() if name]
+        modules = NearestNames(name for name, _ in root.named_modules() if name)
         once = {name for name, _ in root.named_parameters()}
         again = {name for name, _ in root.named_parameters(remove_duplicate=False)} - once
         for name, tensor in self._tensors.items():
@@ -274,7 +276,7 @@ class Binder:
             if name in self._used or suffix in NO_LAYERS or f"{known}.{suffix}" in again:
                 continue
             self.problems.append(
-                f"{tensor.place} is in the source, but nothing in the model takes it{did_you_mean(known, modules)}"
+                f"{tensor.place} is in the source, but nothing in the model takes it{modules.hint(known)}"
             )
 
 

@@ -60,7 +60,7 @@ def shares(names: StoredNames, target: Target) -> list[Share]:
 def _by_own_name(names: StoredNames, target: Target, module: WeightLayer) -> Iterator[Share]:
     """A merged layer whose parts the source does not know by these names, but whose own it does."""
     order = tuple(module.parts)
-    stored = names.find(target.name)
+    stored = names.find(target.name) or _projection_inside(names, target.name)
     if stored is not None:
         yield from (Share(part, stored, order) for part in target.parts)
         return
@@ -68,6 +68,17 @@ def _by_own_name(names: StoredNames, target: Target, module: WeightLayer) -> Ite
     # Parts of one expert after another on both sides.
     if len(members) == len(target.parts):
         yield from (Share(part, each) for part, each in zip(target.parts, members, strict=True))
+
+
+def _projection_inside(names: StoredNames, name: str) -> StoredPart | None:
+    """A projection of all experts that the source spells otherwise (`experts.w13_weight`)."""
+    parent, _, projection = name.rpartition(".")
+    experts = names.find(parent)
+    if experts is None or experts.part is not None:
+        return None
+    parts = (part for part in experts.layer.parts if part.role.rpartition(".")[2] == projection and not part.repeats)
+    part = next(parts, None)
+    return None if part is None else experts._replace(part=part)
 
 
 def _find(names: StoredNames, module: nn.Module, part: PartName) -> StoredPart | None:

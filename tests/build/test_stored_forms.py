@@ -13,6 +13,7 @@ from torch import nn
 from policyquant import build
 from policyquant.errors import BuildError
 from policyquant.layers.linear import Linear, MergedColumnParallelLinear, QKVParallelLinear
+from policyquant.layers.moe import ExpertsLinear
 from policyquant.models.families import model_factory
 from tests.build.stored_forms import (
     LLAMA,
@@ -255,6 +256,52 @@ def test_gpt2_names_on_plain_linears_mean_out_in(tmp_path: Path) -> None:
     model = build(lambda: GPT2("linear"), policy=None, source=save(tmp_path, dict(trained), None))
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, trained[name]), name
+
+
+class BiasedExperts(nn.Module):
+    """Experts of our layers with biases, without a router."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.Module()
+        self.experts.gate_up_proj = ExpertsLinear(4, 32, {"gate_proj": 24, "up_proj": 24}, bias=True)
+        self.experts.down_proj = ExpertsLinear(4, 24, {"down_proj": 32}, bias=True)
+
+
+class BiasedBlock(nn.Module):
+    """One block, named as Qwen3-MoE names it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = nn.ModuleDict({"mlp": BiasedExperts()})
+        self.model = nn.ModuleDict({"layers": nn.ModuleList([block])})
+
+
+@pytest.mark.parametrize("spelling", ["gate_up_proj", "w13"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_biases_of_experts_in_one_tensor(tmp_path: Path, policy: str, spelling: str) -> None:
+    torch.manual_seed(5)
+    start = "model.layers.0.mlp.experts"
+    rows = {"gate_proj": (24, 32), "up_proj": (24, 32), "down_proj": (32, 24)}
+    apart = {
+        f"{start}.{e}.{part}.{suffix}": torch.randn(shape if suffix == "weight" else shape[:1])
+        for e in range(4)
+        for part, shape in rows.items()
+        for suffix in ("weight", "bias")
+    }
+    fused = {}
+    for suffix in ("weight", "bias"):
+        of = {part: [apart[f"{start}.{e}.{part}.{suffix}"] for e in range(4)] for part in rows}
+        pairs = zip(of["gate_proj"], of["up_proj"], strict=True)
+        ending = f"_{suffix}" if spelling == "w13" or suffix == "bias" else ""
+        down = "w2" if spelling == "w13" else "down_proj"
+        fused[f"{start}.{spelling}{ending}"] = torch.stack([torch.cat(pair) for pair in pairs])
+        fused[f"{start}.{down}{ending}"] = torch.stack(of["down_proj"])
+    truth, model = (
+        build(BiasedBlock, policy=POLICIES[policy], source=save(tmp_path / name, state, None))
+        for name, state in (("apart", apart), ("fused", fused))
+    )
+    same_state(truth, model)
 
 
 class Merged(nn.Module):

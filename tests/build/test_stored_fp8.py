@@ -216,3 +216,17 @@ def test_a_scale_for_each_channel_serves_parts_with_one_scale_too(tmp_path: Path
     assert set(held[f"{start}.qkv_proj.weight_scale"][:32, 0].tolist()) == {
         float(state[f"{start}.q_proj.weight_scale"])
     }
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1), ()], ids=["[E]", "[E, 1]", "one for all"])
+def test_each_expert_takes_its_own_input_scale(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    state = experts_in_fp8(as_fp8(one_by_one(MIXTRAL), EXPERTS), "one a row", transposed=False)
+    start = "model.layers.0.block_sparse_moe.experts"
+    scales = torch.tensor([0.5, 1.0, 1.5, 2.0]) if shape else torch.tensor(0.25)
+    for block in range(2):
+        for name in ("gate_up_proj", "down_proj"):
+            state[f"model.layers.{block}.block_sparse_moe.experts.{name}_input_scale"] = scales.reshape(shape)
+    held = build(model_factory(MIXTRAL), policy=None, source=save(tmp_path, state, MIXTRAL)).state_dict()
+    expected = scales.expand(4)
+    assert torch.equal(held[f"{start}.down_proj.input_scale"], expected[:, None])
+    assert torch.equal(held[f"{start}.gate_up_proj.input_scale"], expected[:, None].expand(4, 2))

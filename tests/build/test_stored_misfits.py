@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from policyquant import build
+from policyquant import Inventory, build
 from policyquant.checkpoint.file_tensor import OpenFile
 from policyquant.errors import BuildError
 from policyquant.models.families import model_factory
@@ -251,3 +252,17 @@ def test_only_the_rows_that_are_needed_are_read(tmp_path: Path, monkeypatch: pyt
     assert sum(length for _, length in read) == sum(tensor.nbytes for tensor in state.values())
     assert len(set(read)) == len(read)
     assert sum(tensor.nbytes for tensor in state.values()) < (source / "model.safetensors").stat().st_size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "source"), [("Qwen3-30B-A3B", "Mixtral-8x7B-v0.1"), ("Mixtral-8x7B-v0.1", "Qwen3-30B-A3B")]
+)
+def test_a_checkpoint_of_another_model_is_told_within_seconds(model: str, source: str) -> None:
+    """18,000 layers that are not there; looking for the nearest name of each would take an hour."""
+    models = Path(__file__).parents[1] / "data" / "models"
+    inventories = [Inventory.open(models / f"{name}.json.gz") for name in (model, source)]
+    start = time.perf_counter()
+    with pytest.raises(BuildError, match=r"did you mean [^\n]*\n(.*\n)+.*and [0-9,]+ more"):
+        build(model_factory(inventories[0].config), policy=None, source=inventories[1], device="meta")
+    assert time.perf_counter() - start < 30
