@@ -141,6 +141,10 @@ class Arrangement:
             tensor = stored.name if what is None else f"{stored.name}.{what.projection}"
             raise PolicyQuantError(f"{tensor!r} cannot be taken apart: {reason}")
 
+    def divisible(self, stored: StoredPart) -> bool:
+        """Whether the parts of a layer that is stored fused lie one after another."""
+        return why_not_divided(stored.name.rpartition(".")[2], self._model_type) is None
+
     def unclaimed(self) -> Iterator[str]:
         """Parts of stored layers that nothing in the model takes, while it takes others of the same layer."""
         for key, stored in self._divided.items():

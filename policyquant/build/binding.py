@@ -19,7 +19,7 @@ from policyquant.build.nearest_names import NearestNames
 from policyquant.build.shares import Share, shares, stored_parts
 from policyquant.build.stored_names import StoredNames
 from policyquant.build.stored_tensors import expert_tensor, part_of
-from policyquant.build.targets import Target, part_names, targets
+from policyquant.build.targets import PartName, Target, part_names, targets
 from policyquant.checkpoint.derived_tensor import StackedTensor
 from policyquant.checkpoint.tensors import LazyTensor, Slot
 from policyquant.errors import PolicyQuantError
@@ -107,6 +107,7 @@ class Binder:
         binding = Binding(target.module, target.name, tensors=target.tensors)
         before = len(self.problems)
         binding.scheme = self._scheme(target, found)
+        found = self._decided_apart(binding, found)
         as_one = any(share.parameter for share in found)
         if as_one and not binding.owns_weight:
             self._put_together(binding, found)
@@ -173,6 +174,19 @@ class Binder:
                 " or tensor"
             )
         return scheme if runs is None else runs
+
+    def _decided_apart(self, binding: Binding, found: list[Share]) -> list[Share]:
+        """The parts of a plain layer that is stored fused too: a plan decides, and counts scales, for each part."""
+        stored = found[0].stored if len(found) == 1 else None
+        if stored is None or stored.part is not None or not binding.owns_weight or stored.layer.kind == "moe":
+            return found
+        left = self._plan is not None and stored.name in self._plan and self._plan[stored.name].method == "none"
+        shapes = [part.shape for part in stored.layer.parts]
+        own = binding.tensors["weight"].shape[0]
+        if left or not self._arrangement.divisible(stored) or sum(shape[0] for shape in shapes if shape) != own:
+            return found
+        parts = (stored._replace(part=part) for part in stored.layer.parts)
+        return [Share(PartName(binding.name, part.projection), part, parameter="weight") for part in parts]
 
     def _pieces(self, module: nn.Module, share: Share) -> Iterator[tuple[str, LazyTensor]]:
         """What a share is of each tensor of its stored layer, with what that is for it: `weight`, `bias`, …"""
