@@ -49,6 +49,8 @@ class Binding:
     """Whether something is stored for each of its parts, and nothing is wrong with it so far."""
     parts: dict[str, int] | None = None
     """Rows of its parts as the source stores them, if the model has them as one."""
+    foreign: str = ""
+    """How it is stored, if that is quantized in a form that its method may not load."""
     output_scales: list[LazyTensor] = field(default_factory=list)
     """Stored scales of which a static output takes the largest."""
 
@@ -108,6 +110,7 @@ class Binder:
         before = len(self.problems)
         binding.scheme = self._scheme(target, found)
         found = self._decided_apart(binding, found)
+        binding.foreign = _foreign(found, binding.scheme)
         as_one = any(share.parameter for share in found)
         if as_one and not binding.owns_weight:
             self._put_together(binding, found)
@@ -296,6 +299,15 @@ class Binder:
 
 def _by(layer: LayerPlan) -> str:
     return "" if layer.rule is None else f" by {layer.rule.pattern!r} ({layer.rule.place})"
+
+
+def _foreign(found: Iterable[Share], scheme: Scheme) -> str:
+    """How a layer is stored, if that is quantized in a form that its method may not load."""
+    for share in found:
+        layer = share.stored.layer
+        if layer.stored is not None and (scheme.method != "fp8" or runnable_as_stored([layer], NONE) is None):
+            return layer.stored.description
+    return ""
 
 
 def _cannot_be_one(binding: Binding, key: str, by_expert: Mapping[int | None, list[LazyTensor]]) -> str | None:

@@ -33,7 +33,12 @@ def prepare(bindings: Sequence[Binding], dtype: torch.dtype | None, model_dtype:
             if binding.parts is not None:
                 module.parts = binding.parts
             if binding.complete:
-                yield from _check(module, binding)
+                problems = _check(module, binding)
+                if problems and binding.foreign:
+                    method = binding.scheme.method
+                    told = f"{binding.name!r} is stored as {binding.foreign}, which method {method!r} cannot load"
+                    problems = [f"{told} ({problems[0]})"]
+                yield from problems
             continue
         for key, tensor in binding.tensors.items():
             stored = binding.slots.get(Slot(key))
