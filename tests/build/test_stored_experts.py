@@ -12,7 +12,8 @@ from torch import nn
 
 from policyquant import build
 from policyquant.errors import BuildError
-from tests.build.stored_forms import MIXTRAL, State, experts_as_3d, one_by_one, renamed, save
+from policyquant.layers.moe import FusedMoE
+from tests.build.stored_forms import MIXTRAL, State, experts_as_3d, one_by_one, renamed, same_state, save
 
 PARTS = ("w1", "w3", "w2")
 
@@ -149,3 +150,32 @@ def test_transformers_own_mixtral_is_built_from_every_form(tmp_path: Path, form:
         assert torch.equal(tensor, in_tree[name]), name
     with torch.no_grad():
         assert torch.equal(model.eval()(ids).logits, expected.eval()(ids).logits)
+
+
+class OurBlock(nn.Module):
+    """Our experts under the names of transformers' tree, with parts that Mixtral's checkpoints call otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(32, 4, bias=False)
+        self.experts = FusedMoE(4, 2, 32, 48)
+
+
+def ours() -> nn.Module:
+    layers = nn.ModuleList([nn.ModuleDict({"mlp": OurBlock()}) for _ in range(2)])
+    return nn.ModuleDict({"model": nn.ModuleDict({"layers": layers})})
+
+
+@pytest.mark.parametrize("method", ["none", "fp8", "int8_weight_only"])
+def test_experts_of_ours_are_found_by_the_name_of_their_module(
+    tmp_path: Path, one_expert_a_tensor: State, method: str
+) -> None:
+    as_3d = experts_as_3d(one_expert_a_tensor, PARTS)
+    forms = {"one by one": one_expert_a_tensor, "3-D": as_3d, "tree": renamed(as_3d, ("block_sparse_moe", "mlp"))}
+    policy = {"layers": {"decoder.*.moe": method}}
+    models = [build(ours, policy=policy, source=save(tmp_path / name, each, MIXTRAL)) for name, each in forms.items()]
+    for model in models[1:]:
+        same_state(models[0], model)
+    if method == "none":
+        gate_up = models[0].state_dict()["model.layers.1.mlp.experts.gate_up_proj.weight"]
+        assert torch.equal(gate_up, as_3d["model.layers.1.block_sparse_moe.experts.gate_up_proj"])
