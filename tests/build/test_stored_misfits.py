@@ -15,7 +15,7 @@ from policyquant import Inventory, build
 from policyquant.checkpoint.file_tensor import OpenFile
 from policyquant.errors import BuildError
 from policyquant.models.families import model_factory
-from tests.build.stored_forms import LLAMA, MIXTRAL, State, experts_as_3d, fuse, one_by_one, save
+from tests.build.stored_forms import LLAMA, MIXTRAL, State, experts_as_3d, fuse, one_by_one, same_state, save
 
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
@@ -266,3 +266,45 @@ def test_a_checkpoint_of_another_model_is_told_within_seconds(model: str, source
     with pytest.raises(BuildError, match=r"did you mean [^\n]*\n(.*\n)+.*and [0-9,]+ more"):
         build(model_factory(inventories[0].config), policy=None, source=inventories[1], device="meta")
     assert time.perf_counter() - start < 30
+
+
+ODD_SHAPES: Mapping[str, tuple[Mapping[str, Any], Callable[[State], State], str, tuple[int, ...]]] = {
+    "a fused scalar": (LLAMA, fused, f"{ATTENTION}.qkv_proj.weight", ()),
+    "a fused vector": (LLAMA, fused, f"{ATTENTION}.qkv_proj.weight", (64,)),
+    "a fused tensor of three dimensions": (LLAMA, fused, f"{ATTENTION}.qkv_proj.weight", (64, 32, 1)),
+    "no rows at all": (LLAMA, fused, f"{ATTENTION}.qkv_proj.weight", (0, 32)),
+    "experts in a scalar": (MIXTRAL, as_3d, f"{EXPERTS}.down_proj", ()),
+    "experts in a vector": (MIXTRAL, as_3d, f"{EXPERTS}.down_proj", (4,)),
+    "experts in a matrix": (MIXTRAL, as_3d, f"{EXPERTS}.down_proj", (4, 32)),
+    "experts in four dimensions": (MIXTRAL, as_3d, f"{EXPERTS}.gate_up_proj", (4, 96, 32, 2)),
+    "no experts at all": (MIXTRAL, as_3d, f"{EXPERTS}.gate_up_proj", (0, 96, 32)),
+}
+
+
+@pytest.mark.parametrize("policy", [None, "fp8-dynamic", "int8-weight-only"])
+@pytest.mark.parametrize("case", ODD_SHAPES)
+def test_no_shape_is_too_odd_to_be_told(tmp_path: Path, case: str, policy: Any) -> None:
+    config, form, name, shape = ODD_SHAPES[case]
+    state = form(one_by_one(config))
+    state[name] = torch.ones(shape, dtype=torch.bfloat16)
+    with pytest.raises(BuildError, match="does not fit"):
+        build(model_factory(config), policy=policy, source=save(tmp_path, state, config))
+
+
+@pytest.mark.parametrize("form", [fused, as_3d])
+def test_two_forms_of_one_layer_are_one_too_many(tmp_path: Path, form: Callable[[State], State]) -> None:
+    config = LLAMA if form is fused else MIXTRAL
+    state = one_by_one(config)
+    with pytest.raises(BuildError, match="is in the source, but nothing in the model takes it"):
+        build(model_factory(config), policy=None, source=save(tmp_path, {**state, **form(state)}, config))
+
+
+def test_layers_may_differ_in_their_form(tmp_path: Path) -> None:
+    state = one_by_one(LLAMA)
+    other = {name: each for name, each in state.items() if ".layers.0." not in name}
+    other |= {name: each for name, each in fused(state).items() if ".layers.0." in name}
+    models = [
+        build(model_factory(LLAMA), policy="fp8-dynamic", source=save(tmp_path / name, each, LLAMA))
+        for name, each in (("apart", state), ("both", other))
+    ]
+    same_state(*models)
