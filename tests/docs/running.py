@@ -51,8 +51,8 @@ def inventory(model: str) -> Inventory:
 
 
 def furnish(folder: Path) -> None:
-    """Put the models and checkpoints of the examples into a folder, and the tests as seen from the root."""
-    for path in (*MODELS.iterdir(), *CHECKPOINTS.iterdir(), ROOT / "tests", ROOT / "policies"):
+    """Put the models and checkpoints of the examples into a folder, and what else a reader sees from the root."""
+    for path in (*MODELS.iterdir(), *CHECKPOINTS.iterdir(), ROOT / "tests", ROOT / "policies", ROOT / "demo"):
         (folder / path.name).symlink_to(path)
 
 
