@@ -22,6 +22,10 @@ BENCHMARKS: Final = (
     "exclusion_list",
     "growth",
     "memory",
+    "build_smollm2",
+    "build_memory",
+    "decode_overhead",
+    "operator_cost",
 )
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
+
+_ROOT: Final = Path(__file__).resolve().parent.parent
+"""Where `-m` finds this package."""
 
 _LAUNCHER: Final = """
 import os, sys
@@ -27,13 +31,18 @@ def python(program: str, *words: object) -> list[str]:
     return [sys.executable, "-c", program, *map(str, words)]
 
 
+def benchmark(module: str, *words: object) -> list[str]:
+    """A module of this package as a program, to be run by `output_of`."""
+    return [sys.executable, "-m", f"benchmarks.{module}", *map(str, words)]
+
+
 def output_of(command: Sequence[str]) -> bytes:
     """Run to the end and return what it printed; messages are dropped.
 
     Raises:
         subprocess.CalledProcessError: it failed.
     """
-    done = subprocess.run(command, capture_output=True, check=False)
+    done = subprocess.run(command, capture_output=True, check=False, cwd=_ROOT)
     if done.returncode:
         raise subprocess.CalledProcessError(done.returncode, list(command), done.stdout, done.stderr)
     return done.stdout
