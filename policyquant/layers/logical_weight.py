@@ -27,6 +27,9 @@ dequantizations: Final[Counter[str]] = Counter()
 _STAYS_LOGICAL: Final = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 """Operators that look at no value and hand on the same weight."""
 
+_SET_DATA: Final[Any] = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # a descriptor, which torch does not tell
+"""What `weight.data = ...` calls: no operator, and without a trace on a view."""
+
 
 class LogicalWeightWarning(UserWarning):
     """A quantized layer's weight was computed because something other than its layer read it."""
@@ -65,6 +68,8 @@ class LogicalWeight(torch.Tensor):
             ids, weight, max_norm = _embedding_arguments(*args, **given)
             if isinstance(weight, LogicalWeight) and max_norm is None:
                 return weight.layer.quant_method.embed(weight.layer, ids)
+        elif func == _SET_DATA:
+            raise PolicyQuantError(_not_writable(args[0].layer))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **given)
 

@@ -59,6 +59,8 @@ def test_the_weight_cannot_be_written_or_replaced(layer: Linear) -> None:
     with pytest.raises(PolicyQuantError, match="cannot be written"):
         nn.init.normal_(layer.weight)
     with pytest.raises(PolicyQuantError, match="cannot be written"):
+        layer.weight.data = torch.zeros(2, 2)
+    with pytest.raises(PolicyQuantError, match="cannot be written"):
         layer.weight = nn.Parameter(torch.ones(4, 8))
 
 
