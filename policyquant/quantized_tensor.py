@@ -137,7 +137,7 @@ class QuantizedTensor:
             self._refuse(f"a reshape to {given!r}")
         sizes = [int(size) for size in given]
         if sizes.count(-1) == 1:
-            rest = prod(size for size in sizes if size != -1)
+            rest = prod([size for size in sizes if size != -1])
             sizes[sizes.index(-1)] = self.data.numel() // rest if rest else 0
         if sizes[-1] != self.shape[-1] or prod(sizes) != self.data.numel():
             self._refuse(f"a reshape from {list(self.shape)} to {list(given)}")

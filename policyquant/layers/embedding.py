@@ -10,6 +10,7 @@ from torch import nn
 
 from policyquant.errors import PolicyQuantError
 from policyquant.layers.base import QuantConfig, WeightLayer
+from policyquant.layers.gradients import product
 from policyquant.layers.linear import Linear
 from policyquant.layers.logical_weight import LogicalWeight, with_bias
 from policyquant.methods.base import QuantMethod
@@ -154,7 +155,7 @@ class ParallelLMHead(Linear):
         if embedding is None or embedding.as_stored:
             return super().forward(x)
         weights = with_bias(embedding, self._parameters.get("bias"))
-        return self._emit(embedding.quant_method.apply(weights, x))
+        return self._emit(product(weights, x))
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight" and "weight" not in self._parameters and self.__dict__.get("tied_to") is not None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from policyquant.errors import PolicyQuantError
 from policyquant.layers.base import QuantConfig, WeightLayer
+from policyquant.layers.gradients import product
 from policyquant.quantized_tensor import QuantizedTensor
 
 
@@ -26,7 +27,7 @@ class _AppliesMatrix(WeightLayer):
             weight = parameters.get("weight")
             # Somebody who computes the weight (pruning, weight norm) leaves an attribute in place of the parameter.
             return F.linear(x, self.weight if weight is None else weight, parameters.get("bias"))  # type: ignore[arg-type]
-        return self._emit(self.quant_method.apply(self, x))
+        return self._emit(product(self, x))
 
     def extra_repr(self) -> str:
         named = [f"{name}={rows}" for name, rows in self.parts.items() if name]

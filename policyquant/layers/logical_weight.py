@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812 (its customary name)
 from torch.utils._pytree import tree_map_only
 
 from policyquant.errors import PolicyQuantError
+from policyquant.layers.gradients import product
 
 if TYPE_CHECKING:
     from policyquant.layers.base import WeightLayer
@@ -63,7 +64,7 @@ class LogicalWeight(torch.Tensor):
             input, weight, bias = _linear_arguments(*args, **given)
             if isinstance(weight, LogicalWeight) and not isinstance(input, LogicalWeight):
                 layer = with_bias(weight.layer, bias)
-                return layer.quant_method.apply(layer, input)
+                return product(layer, input)
         elif func is F.embedding:
             ids, weight, max_norm = _embedding_arguments(*args, **given)
             if isinstance(weight, LogicalWeight) and max_norm is None:

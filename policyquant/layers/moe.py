@@ -11,6 +11,7 @@ from torch import nn
 from policyquant.errors import PolicyQuantError, did_you_mean
 from policyquant.layers.activation import SiluAndMul
 from policyquant.layers.base import QuantConfig, WeightLayer
+from policyquant.layers.gradients import product
 from policyquant.quantized_tensor import QuantizedTensor
 
 Scoring = Literal["softmax", "sigmoid"]
@@ -54,7 +55,7 @@ class ExpertsLinear(WeightLayer):
 
         The weights of experts without rows are not read.
         """
-        return self._emit(self.quant_method.apply_experts(self, x, counts))
+        return self._emit(product(self, x, counts))
 
     def extra_repr(self) -> str:
         named = [f"{name}={rows}" for name, rows in self.parts.items()]

@@ -12,6 +12,7 @@ import torch
 from policyquant.errors import PolicyQuantError, did_you_mean
 from policyquant.kernels import ops
 from policyquant.layers.base import PolicyLayer
+from policyquant.layers.gradients import without_gradient
 from policyquant.policy.scheme import Quantization, Scheme
 from policyquant.quantized_tensor import QuantizedTensor
 
@@ -74,6 +75,10 @@ def quantize_output(x: torch.Tensor, output: str | Quantization | None) -> torch
     check_output(output)
     if isinstance(output, str):
         return x.to(PLAIN[output])
+    return without_gradient(x, _codes(x.detach(), output))
+
+
+def _codes(x: torch.Tensor, output: Quantization) -> QuantizedTensor:
     dtype = QUANTIZED[output.dtype]
     if output.granularity == "token":
         data, scale = ops.per_token_scaled_fp8_quant(x, output.scale_ub, dtype)
