@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from policyquant.build.binding import Binding
+from policyquant.build.copies import Copies
 from policyquant.build.output_scales import read_output_scale
 from policyquant.checkpoint.tensors import Slot
 from policyquant.errors import BuildError, PolicyQuantError
@@ -16,6 +17,7 @@ from policyquant.layers.base import PolicyLayer, WeightLayer
 from policyquant.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from policyquant.layers.linear import Linear
 from policyquant.methods.registry import method_for
+from policyquant.methods.unquantized import Unquantized
 
 _PLAIN = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 
@@ -85,20 +87,21 @@ def load(
 ) -> None:
     """Give each module its tensors, on `device` (None: where they are, but from meta to the CPU). Parameters own their
     memory."""
-    for number, binding in enumerate(bindings):
-        if progress is not None:
-            progress(number, len(bindings), binding.name)
-        module = binding.module
-        if binding.output_scales and (device is None or device.type != "meta"):
-            binding.scheme = read_output_scale(binding.scheme, binding.output_scales)
-        if isinstance(module, PolicyLayer):
-            module.take_scheme(binding.scheme)
-        if binding.owns_weight:
-            assert isinstance(module, WeightLayer)
-            _load_weights(module, binding, device or _device_of(binding))
-        else:
-            _load_plain(module, binding, device or _device_of(binding), dtype)
-        release()
+    with Copies() as copies:
+        for number, binding in enumerate(bindings):
+            if progress is not None:
+                progress(number, len(bindings), binding.name)
+            module = binding.module
+            if binding.output_scales and (device is None or device.type != "meta"):
+                binding.scheme = read_output_scale(binding.scheme, binding.output_scales)
+            if isinstance(module, PolicyLayer):
+                module.take_scheme(binding.scheme)
+            if binding.owns_weight:
+                assert isinstance(module, WeightLayer)
+                _load_weights(module, binding, device or _device_of(binding), copies)
+            else:
+                _load_plain(module, binding, device or _device_of(binding), dtype)
+            release()
     if progress is not None:
         progress(len(bindings), len(bindings), "")
 
@@ -108,16 +111,22 @@ def _device_of(binding: Binding) -> torch.device:
     return tensors[0].device if tensors else torch.device("cpu")
 
 
-def _load_weights(module: WeightLayer, binding: Binding, device: torch.device) -> None:
+def _load_weights(module: WeightLayer, binding: Binding, device: torch.device, copies: Copies) -> None:
     method = method_for(binding.scheme)
     module.take_method(method, device)
-    if device.type != "meta":
+    if type(method) is Unquantized and device.type == "cpu" and _held_as_stored(module, binding):
+        copies.submit(method.load, module, binding.slots)
+    elif device.type != "meta":
         method.load(module, binding.slots)
         method.process_weights_after_loading(module)
     for key, before in binding.tensors.items():
         after = module._parameters.get(key)
         if after is not None:
             after.requires_grad_(before.requires_grad)
+
+
+def _held_as_stored(module: WeightLayer, binding: Binding) -> bool:
+    return all(each.copied_by_system and each.dtype == module.params_dtype for each in binding.slots.values())
 
 
 def _load_plain(module: nn.Module, binding: Binding, device: torch.device, dtype: torch.dtype | None) -> None:

@@ -94,6 +94,21 @@ class StackedTensor(DerivableTensor):
         values = [each.read() for each in self._sources]
         return torch.stack(values) if self._entries else torch.cat(values)
 
+    @property
+    def copied_by_system(self) -> bool:
+        """If all of them are."""
+        return all(each.copied_by_system for each in self._sources)
+
+    def read_into(self, target: torch.Tensor) -> None:
+        """Copy each of them into its place in `target`."""
+        start = 0
+        for index, source in enumerate(self._sources):
+            if self._entries:
+                source.read_into(target[index])
+            else:
+                source.read_into(target[start : start + source.shape[0]])
+                start += source.shape[0]
+
     def rows(self, start: int, stop: int) -> LazyTensor:
         chosen = range(self.shape[0])[start:stop]
         if not chosen:

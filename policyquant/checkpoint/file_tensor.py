@@ -6,6 +6,7 @@ do not lie as the dtype needs them.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -45,6 +46,9 @@ TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
 
 _LEAST_MAPPED: Final = 1 << 16
 """Bytes; fewer are copied sooner than they are mapped, above all scales."""
+
+_MOST_AT_ONCE: Final = 1 << 30
+"""Bytes; Linux reads less than 2 GiB at a time."""
 
 _CAN_COPY: Final = hasattr(os, "preadv")
 """Not on Windows, where mappings need no descriptors."""
@@ -115,13 +119,31 @@ class OpenFile:
 
     def _copied(self, start: int, length: int) -> torch.Tensor:
         data = bytearray(length)
-        left = memoryview(data)
-        while left:
-            count = os.preadv(self._descriptor, [left], start + length - len(left))
+        self._fill(memoryview(data), start)
+        return torch.frombuffer(data, dtype=torch.uint8)
+
+    def read_into(self, target: torch.Tensor, start: int) -> None:
+        """Fill `target`, which is on the CPU, without gaps and not empty, with bytes from `start`.
+
+        The system copies them, so other threads go on meanwhile, and each byte is touched once.
+
+        Raises:
+            SourceError: the file has changed since it was opened, or cannot be read.
+        """
+        memory = (ctypes.c_char * target.nbytes).from_address(target.data_ptr())
+        try:
+            self._check_unchanged()
+            self._fill(memoryview(memory).cast("B"), start)
+        except OSError as error:
+            raise unreadable(self.label, error) from None
+
+    def _fill(self, memory: memoryview, start: int) -> None:
+        done = 0
+        while done < len(memory):
+            count = os.preadv(self._descriptor, [memory[done : done + _MOST_AT_ONCE]], start + done)
             if not count:
                 raise SourceError(f"{self.label}: ends within a tensor")
-            left = left[count:]
-        return torch.frombuffer(data, dtype=torch.uint8)
+            done += count
 
     def release(self) -> None:
         """Give back the memory of all views of the file. Those that somebody still has stay valid: their pages come
@@ -163,6 +185,23 @@ class FileTensor(DerivableTensor):
         if data.data_ptr() % self.dtype.itemsize:
             data = data.clone()
         return data.view(self.dtype).reshape(self.shape)
+
+    @property
+    def copied_by_system(self) -> bool:
+        """Not for bools, which are checked as they are read."""
+        return _CAN_COPY and self.dtype != torch.bool
+
+    def read_into(self, target: torch.Tensor) -> None:
+        """Copy the values into `target`, of the same shape; straight from the file if it is a plain tensor on the CPU.
+
+        Raises:
+            SourceError: the file has changed since it was opened, or cannot be read.
+        """
+        as_stored = target.dtype == self.dtype and tuple(target.shape) == self.shape
+        if not (self.copied_by_system and as_stored and target.device.type == "cpu" and target.is_contiguous()):
+            super().read_into(target)
+        elif target.numel():
+            self._open.read_into(target, self._start)
 
     def rows(self, start: int, stop: int) -> FileTensor:
         chosen = range(self.leading("rows"))[start:stop]

@@ -34,6 +34,11 @@ class LazyTensor(ABC):
         self.file = file
         """Where it is stored, for messages; empty for a tensor in memory."""
 
+    @property
+    def copied_by_system(self) -> bool:
+        """Whether `read_into` a tensor of the same dtype is left to the operating system, and computes nothing."""
+        return False
+
     @abstractmethod
     def read(self) -> torch.Tensor:
         """The values, as stored.
@@ -41,6 +46,14 @@ class LazyTensor(ABC):
         The result may be a view of a mapped file: it is good until the layer that it was handed to is loaded. Whoever
         keeps it copies it.
         """
+
+    def read_into(self, target: torch.Tensor) -> None:
+        """Copy the values into `target`, of the same shape; it may be of another dtype, or on another device.
+
+        Raises:
+            SourceError: the values cannot be read; `target` may then hold some of them.
+        """
+        target.copy_(self.read())
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> LazyTensor:

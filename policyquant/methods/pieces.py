@@ -138,4 +138,4 @@ def load_bias(layer: WeightLayer, tensors: Mapping[Slot, LazyTensor]) -> None:
     if bias is not None:
         with torch.no_grad():
             for expert, part, rows in pieces(layer):
-                entry(bias, expert)[rows].copy_(tensors[Slot("bias", part, expert)].read())
+                tensors[Slot("bias", part, expert)].read_into(entry(bias, expert)[rows])

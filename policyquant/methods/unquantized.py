@@ -82,7 +82,7 @@ class Unquantized(QuantMethod):
         assert weight is not None
         with torch.no_grad():
             for expert, part, rows in pieces(layer):
-                entry(weight, expert)[rows].copy_(tensors[Slot("weight", part, expert)].read())
+                tensors[Slot("weight", part, expert)].read_into(entry(weight, expert)[rows])
         load_bias(layer, tensors)
 
     def apply(self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor) -> torch.Tensor:
