@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar, cast
 
 import torch
 
 from policyquant.checkpoint.tensors import LazyTensor, Slot
+from policyquant.errors import PolicyQuantError
 from policyquant.kernels import reference
 from policyquant.policy.methods import MethodSpec
 from policyquant.policy.scheme import Scheme
@@ -142,6 +143,23 @@ class QuantMethod(ABC):
             return values @ weight.T + offset
         rows = torch.split(values, counts)
         return torch.cat([rows[e] @ weight[e].T + offset[e] for e in range(len(counts))])
+
+
+_Input = TypeVar("_Input", bound=torch.Tensor | QuantizedTensor)
+
+
+def input_rows(layer: WeightLayer, x: _Input) -> _Input:
+    """x [..., K] → [M, K], one row for each product with the weight.
+
+    Raises:
+        PolicyQuantError: the last dimension is not the layer's `in_features`.
+    """
+    features = layer.in_features
+    if not x.shape or x.shape[-1] != features:
+        raise PolicyQuantError(
+            f"{layer.layer_name or 'a layer'}: takes inputs [..., {features}], found shape {list(x.shape)}"
+        )
+    return cast("_Input", x.reshape(-1, features))
 
 
 def reference_values(x: torch.Tensor | QuantizedTensor) -> torch.Tensor:

@@ -58,7 +58,14 @@ from policyquant.checkpoint.tensors import LazyTensor, Slot
 from policyquant.errors import PolicyQuantError
 from policyquant.kernels import ops, reference
 from policyquant.kernels.cpu.quantize import fp8_scale
-from policyquant.methods.base import OUTPUT_DTYPES, PLAIN_DTYPES, QuantMethod, WeightLayer, reference_values
+from policyquant.methods.base import (
+    OUTPUT_DTYPES,
+    PLAIN_DTYPES,
+    QuantMethod,
+    WeightLayer,
+    input_rows,
+    reference_values,
+)
 from policyquant.methods.pieces import (
     buffer,
     by_row,
@@ -140,7 +147,7 @@ class Fp8(QuantMethod):
                     yield from misshapen(where, scale, [(), (1,), (1, 1), (rows,), (rows, 1)])
                     yield from not_plain(where, scale)
             elif weight.dtype not in PLAIN_DTYPES:
-                yield f"{where}: {weight.place} is stored as {weight.dtype}; expected a plain float or FP8"
+                yield f"{where}: {weight.place} is stored as {weight.dtype}; expected float32, float16, bfloat16 or FP8"
 
     def _check_input(
         self, layer: WeightLayer, tensors: Mapping[Slot, LazyTensor], part: str, expert: int | None
@@ -218,11 +225,11 @@ class Fp8(QuantMethod):
 
     def apply(self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor) -> torch.Tensor:
         """x [..., K] → [..., N]. Codes that a `QuantizedTensor` brings in the plan's format are read as they are."""
-        out_dtype, rows = self._out_dtype(layer), layer.out_features
+        out_dtype, rows, flat = self._out_dtype(layer), layer.out_features, input_rows(layer, x)
         if 0 in x.shape:
             return torch.empty((*x.shape[:-1], rows), dtype=out_dtype, device=x.device)
         scale = layer._buffers.get("input_scale")
-        read = self._quantize(x, None if scale is None else scale[:1]).reshape(-1, layer.in_features)
+        read = self._quantize(flat, None if scale is None else scale[:1])
         weight_scale = self._weight_scale(layer, buffer(layer, "weight_scale"))
         bias = layer._parameters.get("bias")
         y = ops.scaled_mm(read.data, buffer(layer, "weight"), read.scale, weight_scale, bias, out_dtype)
@@ -233,6 +240,7 @@ class Fp8(QuantMethod):
         out = torch.empty((x.shape[0], layer.out_features), dtype=self._out_dtype(layer), device=x.device)
         if 0 in x.shape:
             return out
+        x = input_rows(layer, x)
         static, bias = layer._buffers.get("input_scale"), layer._parameters.get("bias")
         if static is None:
             x = self._quantize(x, None)

@@ -47,7 +47,7 @@ import torch
 
 from policyquant.checkpoint.tensors import LazyTensor, Slot
 from policyquant.kernels import ops, reference
-from policyquant.methods.base import OUTPUT_DTYPES, QuantMethod, WeightLayer, reference_values
+from policyquant.methods.base import OUTPUT_DTYPES, QuantMethod, WeightLayer, input_rows, reference_values
 from policyquant.methods.pieces import (
     buffer,
     by_row,
@@ -121,7 +121,7 @@ class Int8WeightOnly(QuantMethod):
         """x [..., K] → [..., N]."""
         if isinstance(x, QuantizedTensor):
             x = x.dequantize()
-        flat = x.reshape(-1, layer.in_features)
+        flat = input_rows(layer, x)
         scale, bias = self._scale(layer, buffer(layer, "weight_scale")), layer._parameters.get("bias")
         y = ops.int8_weight_only_mm(flat, buffer(layer, "weight"), scale, bias, self._out_dtype(layer))
         return y.reshape(*x.shape[:-1], layer.out_features)
@@ -130,6 +130,7 @@ class Int8WeightOnly(QuantMethod):
         """x [T, K] sorted by expert → [T, N], expert by expert."""
         if isinstance(x, QuantizedTensor):
             x = x.dequantize()
+        x = input_rows(layer, x)
         out = torch.empty((x.shape[0], layer.out_features), dtype=self._out_dtype(layer), device=x.device)
         weight, scales, bias = buffer(layer, "weight"), buffer(layer, "weight_scale"), layer._parameters.get("bias")
         start = 0

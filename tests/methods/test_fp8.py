@@ -235,7 +235,7 @@ def test_the_policys_static_scale_goes_before_the_stored_one() -> None:
     [
         ({}, "no weight is stored"),
         ({"weight": torch.ones(5, K)}, r"has shape \[5, 20\]; expected \[6, 20\]"),
-        ({"weight": torch.ones(6, K, dtype=torch.int8)}, "stored as torch.int8; expected a plain float or FP8"),
+        ({"weight": torch.ones(6, K, dtype=torch.int8)}, "is stored as torch.int8; expected float32, float16"),
         ({"weight": torch.ones(6, K).to(torch.float8_e4m3fn)}, "no weight_scale is stored with it"),
         ({"weight": torch.ones(6, K), "bias": torch.ones(6)}, "has no place in this layer"),
     ],
