@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from policyquant.build.user_code import place_of_making
+from policyquant.layers.placeholders import placeholders
 
 
 class Recorder:
@@ -148,7 +149,8 @@ def paused() -> Iterator[None]:
     """Within it, in this thread, parameters stay as they are, though a recording may be under way."""
     recorders, _active.recorders = _active.recorders, []
     try:
-        yield
+        with placeholders(False):
+            yield
     finally:
         _active.recorders = recorders
 
@@ -160,7 +162,7 @@ def recording() -> Iterator[Recorder]:
     recorder = Recorder()
     _active.recorders.append(recorder)
     try:
-        with MixedDevices():  # type: ignore[no-untyped-call]
+        with MixedDevices(), placeholders(True):  # type: ignore[no-untyped-call]
             yield recorder
     finally:
         _active.recorders.pop()

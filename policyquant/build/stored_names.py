@@ -47,15 +47,19 @@ class StoredPart(NamedTuple):
 
         A source may spell its layers as transformers' module tree does, and the layer's first name is the checkpoint's.
         """
-        spellings = [self.name]
-        for namespace in ("checkpoint", "module"):
-            spellings += [form.fill(self.indices) for form in self.layer.names.get(namespace, ()) if form.own]
         for tensor in self.layer.tensors:
-            for name in dict.fromkeys(spellings):
+            for name in self._spellings():
                 full = f"{name}.{tensor.suffix}" if name else tensor.suffix
                 if full in stored:
                     yield tensor.suffix, full
                     break
+
+    def _spellings(self) -> Iterator[str]:
+        yield self.name
+        for namespace in ("checkpoint", "module"):
+            for form in self.layer.names.get(namespace, ()):
+                if form.own:
+                    yield form.fill(self.indices)
 
 
 class HasLayers(Protocol):

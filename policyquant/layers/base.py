@@ -12,6 +12,7 @@ from torch import nn
 from policyquant.errors import PolicyQuantError
 from policyquant.layers.built import refuse_if_made_in_forward
 from policyquant.layers.logical_weight import check_assignment, logical_weight
+from policyquant.layers.placeholders import makes_placeholders
 from policyquant.layers.state import misfits
 from policyquant.methods.base import QuantMethod
 from policyquant.methods.registry import method_for
@@ -89,13 +90,18 @@ class WeightLayer(PolicyLayer):
             PolicyQuantError: there is no feature, part or expert.
         """
         super().__init__(None, prefix)
-        self.in_features = in_features
-        self.parts = dict(parts)
-        self.num_experts = num_experts
-        self.params_dtype = dtype if dtype is not None else torch.get_default_dtype()
-        self.has_bias = has_bias
+        # Not one by one: nn.Module looks for a tensor, a module and a name clash in each, and models have many layers.
+        self.__dict__.update(
+            in_features=in_features,
+            parts=dict(parts),
+            num_experts=num_experts,
+            params_dtype=dtype if dtype is not None else torch.get_default_dtype(),
+            has_bias=has_bias,
+        )
         _check_sizes(self)
         method = quant_config.get_quant_method(self, prefix) if quant_config is not None else None
+        if makes_placeholders():
+            device = "meta"
         self.take_method(
             method if method is not None else method_for(NONE),
             torch.device(device) if device is not None else torch.get_default_device(),
@@ -132,13 +138,13 @@ class WeightLayer(PolicyLayer):
 
     def note_method(self, method: QuantMethod) -> None:
         """Say that the tensors which the layer has are `method`'s."""
-        self.scheme = method.scheme
-        self.quant_method = method
-        self.as_stored = method.scheme == NONE
+        self.__dict__.update(scheme=method.scheme, quant_method=method, as_stored=method.scheme == NONE)
 
     def reset_parameters(self) -> None:
         """Initialise an unquantized layer as `nn.Linear` does: each matrix, and its bias, in ±1 / sqrt(in_features)."""
         weight: torch.Tensor = self.weight
+        if weight.is_meta:
+            return
         for matrix in (weight,) if weight.dim() == 2 else weight.unbind():
             nn.init.kaiming_uniform_(matrix, a=math.sqrt(5))
         if self.bias is not None:
