@@ -25,7 +25,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "diff": ("policyquant.cli.diff", "what differs between two policies, plans or models"),
     "plan": ("policyquant.cli.plan", "write the resolved plan to a file"),
     "inventory": ("policyquant.cli.inventory", "the layers of a model, as policies see them"),
-    "run": ("policyquant.cli.run", "build a model as a policy decides, and let it write"),
+    "run": ("policyquant.cli.run.command", "build a model as a policy decides, and let it write"),
     "presets": ("policyquant.cli.presets", "list the policies that come with policyquant, or show one"),
     "methods": ("policyquant.cli.methods", "list the quantization methods, or show one"),
     "schema": ("policyquant.cli.schema", "print the JSON Schema of a policy or a plan, for editors"),

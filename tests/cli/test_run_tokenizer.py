@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from policyquant.cli.run_tokenizer import TextStream, TextTokenizer
+from policyquant.cli.run.tokenizer import TextStream, TextTokenizer
 from policyquant.errors import SourceError
 from tests.cli.run_models import byte_tokenizer
 

@@ -363,5 +363,6 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "files-models": lambda: files("models"),
     "files-build": lambda: files("build"),
     "files-cli": lambda: files("cli"),
+    "files-cli-run": lambda: files("cli/run"),
 }
 """Name → its text as it has to be."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from policyquant.cli.sizes_text import bytes_text, count_text
 
 if TYPE_CHECKING:
-    from policyquant.cli.run_memory import Memory
-    from policyquant.cli.run_prompt import Prompt
-    from policyquant.cli.run_text import Ended, Written
+    from policyquant.cli.run.memory import Memory
+    from policyquant.cli.run.prompt import Prompt
+    from policyquant.cli.run.writing import Ended, Written
 
 _ENDINGS: Final[dict[Ended, str]] = {
     "end token": "then the end of the text",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policyquant.cli.run_chat import in_chat_template
-from policyquant.cli.run_model import TOKENIZER_FILE, ModelDirectory
-from policyquant.cli.run_tokenizer import TextTokenizer
+from policyquant.cli.run.chat_template import in_chat_template
+from policyquant.cli.run.model_directory import TOKENIZER_FILE, ModelDirectory
+from policyquant.cli.run.tokenizer import TextTokenizer
 from policyquant.errors import PolicyQuantError
 from policyquant.models.config import read_config
 from policyquant.models.families import model_factory

@@ -1,8 +1,8 @@
 """`policyquant run`: build a model as a policy decides, and let it continue a prompt.
 
-What the request asks for is checked before a weight is read: the files (`run_model`), the prompt (`run_prompt`,
-`run_chat`), the policy. What was built is measured (`run_memory`) and what is written appears as it is made
-(`run_text`).
+What the request asks for is checked before a weight is read: the files (`model_directory`), the policy, the prompt
+(`prompt`, `chat_template`, `tokenizer`). What is written appears as it is made (`writing`), what was built is measured
+(`memory`), and both are told (`report`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from policyquant.cli.given import policy_in
 from policyquant.cli.layer_table import is_quiet, layer_table, quiet_text
 from policyquant.cli.opening import open_model, open_policy
 from policyquant.cli.output import one_line
-from policyquant.cli.run_model import ModelDirectory, open_directory
+from policyquant.cli.run.model_directory import ModelDirectory, open_directory
 from policyquant.cli.status import Status
 from policyquant.cli.tables import print_table
 from policyquant.cli.totals_text import totals
@@ -32,7 +32,7 @@ from policyquant.plan.plan import Plan
 from policyquant.policy.scheme import FLOAT_DTYPES
 
 if TYPE_CHECKING:
-    from policyquant.cli.run_prompt import Prompt
+    from policyquant.cli.run.prompt import Prompt
     from policyquant.models.decoder import DecoderForCausalLM
 
 _LARGEST_SEED: Final = 2**63 - 1
@@ -94,11 +94,11 @@ def run(arguments: argparse.Namespace) -> int:
         output.error(f"{verdict(plan.findings)} in the plan; no model is built")
         return Status.NO
 
-    from policyquant.cli.run_packages import let_others_compute, require
+    from policyquant.cli.run.packages import let_others_compute, require
 
     let_others_compute()
     require("torch", "tokenizers", *(["jinja2"] if arguments.chat else []))
-    from policyquant.cli.run_prompt import read_prompt
+    from policyquant.cli.run.prompt import read_prompt
 
     prompt = read_prompt(directory, arguments.prompt, chat=arguments.chat)
     if not arguments.json:
@@ -153,9 +153,9 @@ def _print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
 def _build_and_write(
     arguments: argparse.Namespace, directory: ModelDirectory, plan: Plan, quantized: bool, prompt: Prompt
 ) -> int:
-    from policyquant.cli.run_memory import measure
-    from policyquant.cli.run_report import Sampling, report_json, report_pairs
-    from policyquant.cli.run_text import write_text
+    from policyquant.cli.run.memory import measure
+    from policyquant.cli.run.report import Sampling, report_json, report_pairs
+    from policyquant.cli.run.writing import write_text
 
     began = time.perf_counter()
     model = _build(directory, plan, arguments.dtype)
@@ -177,7 +177,7 @@ def _build(directory: ModelDirectory, plan: Plan, dtype: str | None) -> DecoderF
     import torch
 
     from policyquant.build.build import build
-    from policyquant.cli.run_progress import loading_bar
+    from policyquant.cli.run.progress import loading_bar
     from policyquant.models.decoder import DecoderForCausalLM
     from policyquant.models.families import model_factory
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from policyquant.cli.run_model import ModelDirectory
+from policyquant.cli.run.model_directory import ModelDirectory
 from policyquant.errors import PolicyQuantError
 from policyquant.inventory.echo import value_shown
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from policyquant.cli.run_prompt import Prompt
-from policyquant.cli.run_tokenizer import TextStream
+from policyquant.cli.run.prompt import Prompt
+from policyquant.cli.run.tokenizer import TextStream
 from policyquant.models.generation import generate
 
 if TYPE_CHECKING:
-    from policyquant.cli.run_report import Sampling
+    from policyquant.cli.run.report import Sampling
     from policyquant.models.decoder import DecoderForCausalLM
 
 Ended = Literal["end token", "max new tokens", "max positions"]
