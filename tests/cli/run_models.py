@@ -36,6 +36,14 @@ TEMPLATE: Final = (
     "{% if add_generation_prompt %}{{ '<|user|>' }}{% endif %}"
 )
 
+NO_SUCH_SPECIAL_TOKEN: Final[Mapping[str, Any]] = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "none", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [],
+    "special_tokens": {},
+}
+"""A post-processor of a tokenizer that reads well, and makes the library panic when it is used."""
+
 
 def byte_tokenizer() -> Tokenizer:
     """One token a byte, and two special ones."""

@@ -16,7 +16,15 @@ from policyquant.models.decoder import DecoderForCausalLM
 from policyquant.models.families import model_factory
 from policyquant.models.generation import generate
 from tests.cli.command import Run, command, process
-from tests.cli.run_models import CONFIG, END, USER, byte_tokenizer, save_model, write_json
+from tests.cli.run_models import (
+    CONFIG,
+    END,
+    NO_SUCH_SPECIAL_TOKEN,
+    USER,
+    byte_tokenizer,
+    save_model,
+    write_json,
+)
 
 PROMPT = "Löwe and lamb"
 TOKENS = byte_tokenizer()
@@ -330,3 +338,14 @@ def test_a_process_prints_the_text_and_nothing_to_standard_error(saved: Path) ->
     finished = process("run", saved, "--prompt", PROMPT, "--max-new-tokens", 12, "--json")
     assert (finished.returncode, finished.stderr) == (0, "")
     assert json.loads(finished.stdout)["token_ids"] == expected(saved, None)
+
+
+def test_a_tokenizer_on_which_the_library_panics_is_one_line(own: Path) -> None:
+    write_json(
+        own / "tokenizer.json",
+        {**json.loads(TOKENS.to_str()), "post_processor": NO_SUCH_SPECIAL_TOKEN},
+    )
+    finished = process("run", own, "--prompt", PROMPT)
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert finished.stderr.startswith(f"error: {own}/tokenizer.json: the prompt cannot be turned into tokens: ")
+    assert finished.stderr.count("\n") == 1

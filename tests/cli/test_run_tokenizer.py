@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from policyquant.cli.run.tokenizer import TextStream, TextTokenizer
 from policyquant.errors import SourceError
-from tests.cli.run_models import byte_tokenizer
+from tests.cli.run_models import NO_SUCH_SPECIAL_TOKEN, byte_tokenizer
 
 BYTES = TextTokenizer(byte_tokenizer().to_str().encode(), "tokenizer.json")
 
@@ -83,8 +83,6 @@ def test_a_damaged_file_is_told(data: bytes) -> None:
 
 
 def test_a_file_on_which_the_library_panics_is_told() -> None:
-    pieces = [{"SpecialToken": {"id": "none", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    post_processor = {"type": "TemplateProcessing", "single": pieces, "pair": [], "special_tokens": {}}
-    tokenizer = TextTokenizer(damaged(post_processor=post_processor), "tokenizer.json")
+    tokenizer = TextTokenizer(damaged(post_processor=NO_SUCH_SPECIAL_TOKEN), "tokenizer.json")
     with pytest.raises(SourceError, match="cannot be turned into tokens"):
         tokenizer.encode("a", add_special_tokens=True)

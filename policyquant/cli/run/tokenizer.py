@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from policyquant.errors import PolicyQuantError, SourceError
+
+_STANDARD_ERROR: Final = 2
+"""Its descriptor, whatever `sys.stderr` is."""
 
 _REPLACEMENT: Final = "\ufffd"
 """What bytes that are no UTF-8 (yet) are decoded to."""
@@ -32,13 +37,11 @@ class TextTokenizer:
         """
         from tokenizers import Tokenizer
 
-        try:
+        with _refusing(f"{label}: no tokenizer that can be read"):
             self._tokenizer = Tokenizer.from_buffer(data)
             # A file may carry the settings of a training run, which would cut a prompt short or lengthen it.
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
-        except BaseException as failure:
-            raise _refused(failure, f"{label}: no tokenizer that can be read") from failure
         self._label = label
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -50,18 +53,14 @@ class TextTokenizer:
             text.encode()
         except UnicodeEncodeError:
             raise PolicyQuantError("the prompt is not UTF-8") from None
-        try:
+        with _refusing(f"{self._label}: the prompt cannot be turned into tokens"):
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        except BaseException as failure:
-            raise _refused(failure, f"{self._label}: the prompt cannot be turned into tokens") from failure
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones left out; those that the tokenizer does not have are nothing."""
-        try:
+        with _refusing(f"{self._label}: tokens cannot be turned into text"):
             text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
-        except BaseException as failure:
-            raise _refused(failure, f"{self._label}: tokens cannot be turned into text") from failure
         return text
 
     def token(self, token_id: int) -> str:
@@ -70,13 +69,35 @@ class TextTokenizer:
         return str(token_id) if found is None else found
 
 
-def _refused(failure: BaseException, what: str) -> BaseException:
-    """What to raise for a failure of the library: its errors have no class of their own, and where it panics, it
-    raises what is no `Exception`. An interrupt stays one."""
-    if isinstance(failure, (KeyboardInterrupt, SystemExit, GeneratorExit)):
-        return failure
-    reason = str(failure).partition("\n")[0]
-    return SourceError(f"{what}: {reason or type(failure).__name__}")
+@contextlib.contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Make failures of the library ours: its errors have no class of their own, and a panic is no `Exception`."""
+    try:
+        with _without_traces():
+            yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as failure:
+        reason = str(failure).partition("\n")[0]
+        raise SourceError(f"{what}: {reason or type(failure).__name__}") from failure
+
+
+@contextlib.contextmanager
+def _without_traces() -> Iterator[None]:
+    """Lead the process's standard error to nowhere for a moment: the library's Rust writes there when it panics."""
+    try:
+        kept = os.dup(_STANDARD_ERROR)
+    except OSError:  # It is closed already.
+        yield
+        return
+    sink = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(sink, _STANDARD_ERROR)
+        yield
+    finally:
+        os.dup2(kept, _STANDARD_ERROR)
+        os.close(sink)
+        os.close(kept)
 
 
 class TextStream:
