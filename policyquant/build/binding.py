@@ -16,10 +16,10 @@ from policyquant.build.arrangement import Arrangement, concerns
 from policyquant.build.as_stored import runnable_as_stored
 from policyquant.build.layer_names import all_names
 from policyquant.build.nearest_names import NearestNames
-from policyquant.build.shares import Share, shares, stored_parts
+from policyquant.build.shares import Share, shares
 from policyquant.build.stored_names import StoredNames
 from policyquant.build.stored_tensors import expert_tensor, part_of
-from policyquant.build.targets import PartName, Target, part_names, targets
+from policyquant.build.targets import PartName, Target, targets
 from policyquant.checkpoint.derived_tensor import StackedTensor
 from policyquant.checkpoint.tensors import LazyTensor, Slot
 from policyquant.errors import PolicyQuantError
@@ -28,8 +28,6 @@ from policyquant.layers.base import PolicyLayer, WeightLayer
 from policyquant.plan.plan import Plan
 from policyquant.plan.rows import LayerPlan
 from policyquant.policy.scheme import NONE, Scheme
-
-__all__ = ["ADOPTED", "Binder", "Binding", "stored_parts"]
 
 ADOPTED: Final = (nn.Linear, nn.Embedding)
 """Classes of torch's own that take a method; of others, what they compute is not known."""
@@ -100,10 +98,11 @@ class Binder:
 
     def _shares(self, target: Target, names: Iterable[str]) -> list[Share]:
         """What is stored for a module, under its first name or else under another."""
-        found = shares(self._names, target)
-        for name in () if found else names:
-            found = found or shares(self._names, target._replace(name=name, parts=part_names(target.module, name)))
-        return found
+        for name in names:
+            found = shares(self._names, target.under(name))
+            if found:
+                return found
+        return []
 
     def _bind(self, target: Target, found: list[Share]) -> Binding:
         binding = Binding(target.module, target.name, tensors=target.tensors)
@@ -163,7 +162,7 @@ class Binder:
         if scheme != NONE:
             self.problems.append(
                 f"{target.name!r} gets {scheme}{_by(first)}, but its class {type(target.module).__name__} takes no"
-                " method; use a layer of policyquant.layers, nn.Linear or nn.Embedding"
+                " method; use a layer of policyquant.layers, nn.Linear or nn.Embedding, or give it the method 'none'"
             )
         return NONE
 
@@ -250,18 +249,20 @@ class Binder:
             binding.slots[Slot(key)] = one
 
     def _check_other_name(self, target: Target, found: Iterable[Share], name: str) -> None:
-        """A module under a second name is decided once: what the plan says of that name must be the same."""
-        others = shares(self._names, target._replace(name=name, parts=part_names(target.module, name)))
-        first = {share.stored.name for share in found}
+        """A module is decided once, under its first name: what decides about another must say the same."""
+        others = shares(self._names, target.under(name))
         for share in others:
             self._used.update(full for _, full in share.stored.tensor_names(self._tensors))
+        if self._plan is None:
+            return
+        first = dict.fromkeys(share.stored.name for share in found if share.stored.name in self._plan)
         for other in dict.fromkeys(share.stored.name for share in others):
-            if self._plan is None or other in first or other not in self._plan:
+            if other in first or other not in self._plan:
                 continue
             self._bound.add(other)
-            for own in first & {layer for layer in first if layer in self._plan}:
+            for own in first:
                 one, two = self._plan[own], self._plan[other]
-                if one.scheme != two.scheme:
+                if two.decided_by != "nothing" and one.scheme != two.scheme:
                     self.problems.append(
                         f"{own!r} and {other!r} are one module under two names, which the plan decides apart:"
                         f" {one.scheme}{_by(one)}, but {two.scheme}{_by(two)}"

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from policyquant.build.all_or_nothing import all_or_nothing
+from policyquant.build.arguments import check_dtype, check_factory, check_rename, checked_device
 from policyquant.build.construct import check_made, construct
-from policyquant.build.fit import Source, fit, open_source, plan_for
+from policyquant.build.fit import Source, fit, names_apart, open_source, plan_for
 from policyquant.build.loading import Progress, load, retie, ties
 from policyquant.build.origin import Origin, mark_all
 from policyquant.build.surroundings import plain_surroundings
@@ -59,13 +60,16 @@ def build(
 
     Raises:
         BuildError: the policy does not fit the model, or the model does not fit the source; all reasons are in the
-            message, and nothing was loaded.
+            message, and nothing was loaded. Or an argument makes no sense, as a device that is not there.
         PolicyError: the policy is not valid.
         SourceError: the source cannot be read.
         PolicyQuantError: a weight that is to be quantized holds NaN or infinity.
     """
+    check_factory(factory)
+    check_rename(rename)
+    check_dtype(dtype)
     with plain_surroundings():
-        return _build(factory, policy, source, rename, torch.device(device), dtype, progress)
+        return _build(factory, policy, source, rename, checked_device(device), dtype, progress)
 
 
 def _build(
@@ -87,7 +91,7 @@ def _build(
         kept = iter(())
     with all_or_nothing(kept):
         inventory, tensors = open_source(source, root, rename, device)
-        plan = plan_for(policy, inventory)
+        plan = plan_for(policy, inventory, names_apart(root, tensors, rename))
         shared = ties(root)
         bindings = fit(root, plan, inventory, tensors, rename, dtype)
         load(bindings, device, dtype, tensors.release, progress)

@@ -60,8 +60,8 @@ def open_source(
     return known.with_shared(_shared(root, tensors, rename)), tensors
 
 
-def plan_for(policy: Any, inventory: Inventory) -> Plan:
-    """The plan of a source: a plan that was made before, or a policy resolved.
+def plan_for(policy: Any, inventory: Inventory, remark: str = "") -> Plan:
+    """The plan of a source: a plan that was made before, or a policy resolved; `remark` is added to its findings.
 
     Raises:
         BuildError: the plan is for another model, or has findings at error level.
@@ -81,7 +81,7 @@ def plan_for(policy: Any, inventory: Inventory) -> Plan:
         plan = resolve(load_policy({"version": 1} if policy is None else policy), inventory)
     errors = plan.errors()
     if errors:
-        texts = [f"{error.code}: {error.message}" for error in errors]
+        texts = [*([remark] if remark else []), *(f"{error.code}: {error.message}" for error in errors)]
         raise BuildError(listed(f"{plan.policy.source} does not fit {inventory.name}", texts))
     return plan
 
@@ -129,6 +129,18 @@ def fit(
     if found:
         raise BuildError(listed(f"{type(root).__name__} does not fit {inventory.name}", found))
     return bindings
+
+
+def names_apart(root: nn.Module, stored: Iterable[str], rename: Mapping[str, str] | None) -> str:
+    """A sentence if the source has no name of a module of the model: a policy then reaches little, or nothing."""
+    own = next(iter(root.state_dict()), None)
+    first = next(iter(stored), None)
+    if own is None or first is None or _classes(root, stored, rename):
+        return ""
+    return (
+        f"no name in the source is one in the model, which may be why: the source has {first!r}, the model {own!r};"
+        " rename={regex: replacement} brings them together"
+    )
 
 
 def _classes(root: nn.Module, stored: Iterable[str], rename: Mapping[str, str] | None) -> dict[str, str]:

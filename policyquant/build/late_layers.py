@@ -25,12 +25,13 @@ from torch import nn
 
 from policyquant.build.all_or_nothing import all_or_nothing
 from policyquant.build.binding import ADOPTED, Binding
+from policyquant.build.leftovers import lazy_parameters
 from policyquant.build.listed import listed
 from policyquant.build.loading import load, prepare
 from policyquant.build.meta_parameters import is_recording
 from policyquant.build.origin import Origin
 from policyquant.build.output_scales import lacks_scale
-from policyquant.build.targets import Target, class_names, logical_tensors, part_names
+from policyquant.build.targets import Target, class_names, logical_tensors, own_tensors, part_names
 from policyquant.checkpoint.tensors import MemoryTensor, Slot
 from policyquant.errors import BuildError, PolicyQuantError
 from policyquant.layers.adopt import adopt
@@ -92,6 +93,9 @@ def _search(root: nn.Module, name: str) -> _Found:
 
 
 def _decide(origin: Origin, new: list[tuple[str, nn.Module]]) -> None:
+    lazy = lazy_parameters({module: (name,) for name, module in new})
+    if lazy:
+        raise BuildError(listed(f"{new[0][0]!r} cannot join the model", lazy))
     targets = list(_targets(new))
     unknown = [each for each in targets if _is_matrix(each) and not origin.plans(each.module, each.name)]
     if origin.policy is None:
@@ -121,9 +125,7 @@ def _decide(origin: Origin, new: list[tuple[str, nn.Module]]) -> None:
 
 def _targets(new: list[tuple[str, nn.Module]]) -> Iterator[Target]:
     for name, module in new:
-        transient = module._non_persistent_buffers_set
-        own = [*module._parameters.items(), *(b for b in module._buffers.items() if b[0] not in transient)]
-        tensors = {key: tensor for key, tensor in own if tensor is not None}
+        tensors = own_tensors(module)
         if tensors or isinstance(module, PolicyLayer):
             yield Target(module, name, part_names(module, name), tensors)
 

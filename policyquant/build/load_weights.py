@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from policyquant.build.all_or_nothing import all_or_nothing
+from policyquant.build.arguments import check_dtype, check_model, check_rename, checked_device
 from policyquant.build.fit import Source, fit, open_source
 from policyquant.build.layer_names import all_names, name_layers
 from policyquant.build.leftovers import valueless_tensors
@@ -57,8 +58,11 @@ def load_weights(
             unusable: its layers of ours raise a `BuildError` that says so wherever they are used, until `load_weights`
             succeeds; all other modules hold what they held before.
     """
+    check_model(model)
+    check_rename(rename)
+    check_dtype(dtype)
     with plain_surroundings():
-        _load_weights(model, source, rename, None if device is None else torch.device(device), dtype, progress)
+        _load_weights(model, source, rename, None if device is None else checked_device(device), dtype, progress)
 
 
 def _load_weights(

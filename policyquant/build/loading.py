@@ -98,7 +98,7 @@ def load(
                 module.take_scheme(binding.scheme)
             if binding.owns_weight:
                 assert isinstance(module, WeightLayer)
-                _load_weights(module, binding, device or _device_of(binding), copies)
+                _load_weights(module, binding, device or _device_of(binding), dtype, copies)
             else:
                 _load_plain(module, binding, device or _device_of(binding), dtype)
             release()
@@ -111,9 +111,13 @@ def _device_of(binding: Binding) -> torch.device:
     return tensors[0].device if tensors else torch.device("cpu")
 
 
-def _load_weights(module: WeightLayer, binding: Binding, device: torch.device, copies: Copies) -> None:
+def _load_weights(
+    module: WeightLayer, binding: Binding, device: torch.device, dtype: torch.dtype | None, copies: Copies
+) -> None:
     method = method_for(binding.scheme)
     module.take_method(method, device)
+    if dtype is None and "weight" in module._buffers:
+        _keep_bias_dtype(module, binding)
     if type(method) is Unquantized and device.type == "cpu" and _held_as_stored(module, binding):
         copies.submit(method.load, module, binding.slots)
     elif device.type != "meta":
@@ -123,6 +127,14 @@ def _load_weights(module: WeightLayer, binding: Binding, device: torch.device, c
         after = module._parameters.get(key)
         if after is not None:
             after.requires_grad_(before.requires_grad)
+
+
+def _keep_bias_dtype(module: WeightLayer, binding: Binding) -> None:
+    """A bias is not quantized, so it is held as it is stored, whatever the weight's dtype."""
+    bias = module._parameters.get("bias")
+    stored = {tensor.dtype for slot, tensor in binding.slots.items() if slot.suffix == "bias"}
+    if bias is not None and len(stored) == 1 and bias.dtype not in stored:
+        module.bias = nn.Parameter(torch.empty_like(bias, dtype=stored.pop()))
 
 
 def _held_as_stored(module: WeightLayer, binding: Binding) -> bool:
@@ -137,13 +149,20 @@ def _load_plain(module: nn.Module, binding: Binding, device: torch.device, dtype
         )
         if key in module._parameters:
             wanted = dtype if dtype is not None and stored.dtype.is_floating_point else stored.dtype
-            owned = torch.empty(before.shape, dtype=wanted, device=device).copy_(values)
+            owned = _empty(before, wanted, device).copy_(values)
             # Through the module, since some keep lists of their parameters beside.
             setattr(module, key, nn.Parameter(owned, before.requires_grad))
         else:
             buffer = module._buffers[key]
             assert buffer is not None
-            module._buffers[key] = torch.empty(before.shape, dtype=buffer.dtype, device=device).copy_(values)
+            module._buffers[key] = _empty(buffer, buffer.dtype, device).copy_(values)
+
+
+def _empty(like: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Without gaps; in the memory format that the factory chose (channels last), by which operators choose kernels."""
+    if like.dim() in (4, 5):
+        return torch.empty_like(like, dtype=dtype, device=device, requires_grad=False)
+    return torch.empty(like.shape, dtype=dtype, device=device)
 
 
 Ties = list[tuple[nn.Module, str, nn.Module, str]]

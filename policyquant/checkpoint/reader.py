@@ -96,6 +96,9 @@ def _from_memory(source: Mapping[str, torch.Tensor]) -> Tensors:
             raise SourceError(f"{quoted(name)} is {type(tensor).__name__}; expected a torch.Tensor")
         if tensor.is_meta:
             raise SourceError(f"{quoted(name)} is on the meta device, where tensors have no values")
+        if tensor.layout != torch.strided:
+            layout = str(tensor.layout).removeprefix("torch.")
+            raise SourceError(f"{quoted(name)} has layout {layout}; expected a dense tensor, as its to_dense() is")
     return Tensors(tensors, lambda name: MemoryTensor(name, tensors[name]))
 
 

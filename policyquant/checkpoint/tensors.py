@@ -84,7 +84,7 @@ class MemoryTensor(LazyTensor):
         self._tensor = tensor.detach()
 
     def read(self) -> torch.Tensor:
-        return self._tensor
+        return self._tensor.resolve_conj().resolve_neg()
 
     def rows(self, start: int, stop: int) -> MemoryTensor:
         return MemoryTensor(self.name, self._tensor[start:stop])

@@ -150,7 +150,7 @@ class Inventory:
     @cached_property
     def model_dtype(self) -> str:
         """PyTorch name of the dtype of what is not quantized: what most unquantized weights are stored in, else what
-        the configuration says, else bfloat16."""
+        the configuration says, else what norms and biases are stored in, else bfloat16."""
         elements: dict[str, int] = {}
         for layer in self.sets:
             dtype = _MODEL_DTYPES.get(layer.dtype or "")
@@ -162,4 +162,12 @@ class Inventory:
             value = self.config.get(key)
             if isinstance(value, str) and value.removeprefix("torch.") in _MODEL_DTYPES.values():
                 return value.removeprefix("torch.")
-        return "bfloat16"
+        return next(self._others_dtypes(), "bfloat16")
+
+    def _others_dtypes(self) -> Iterator[str]:
+        """Dtypes of norms, and of biases of layers that are stored quantized."""
+        for layer in self.sets:
+            for tensor in layer.tensors:
+                dtype = _MODEL_DTYPES.get(tensor.dtype or "")
+                if dtype and (tensor.suffix == "bias" or (tensor.suffix == "weight" and layer.stored is None)):
+                    yield dtype

@@ -269,6 +269,11 @@ def test_a_layer_without_values_is_refused(model: Any) -> None:
         model.blocks[0].extra = nn.Linear(8, 8, device="meta")
 
 
+def test_a_layer_without_sizes_is_refused(model: Any) -> None:
+    with pytest.raises(BuildError, match=r"LazyLinear 'extra': its 'weight' has no shape before a first forward"):
+        model.extra = nn.LazyLinear(4)
+
+
 def test_a_class_that_takes_no_method_is_refused(model: Any) -> None:
     class Scaled(nn.Linear):
         pass

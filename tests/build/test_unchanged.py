@@ -73,6 +73,18 @@ def test_a_strangers_model_computes_the_same_to_the_bit(
         assert torch.equal(model(given), plain(given))
 
 
+@NOTHING
+def test_a_memory_format_stays_what_the_factory_chose(policy: Any) -> None:
+    def factory() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)).to(memory_format=torch.channels_last)
+
+    plain = factory()
+    model = build(factory, policy=policy, source=plain.state_dict())
+    images = torch.randn(1, 3, 9, 9)
+    assert [p.stride() for p in model.parameters()] == [p.stride() for p in plain.parameters()]
+    assert torch.equal(model(images), plain(images))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", [None, {"default": "none"}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
