@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +15,8 @@ from policyquant.layers.output import PLAIN
 _QWEN: Final = frozenset({"qwen2", "qwen3", "qwen3_moe"})
 _QK_NORM: Final = frozenset({"qwen3", "qwen3_moe"})
 _WINDOWED: Final = frozenset({"mistral", "mixtral"})
+_LARGEST_SIZE: Final = 2**31 - 1
+"""The largest size whose product with another one torch can count."""
 _KV_HEADS: Final = {"mistral": 8, "mixtral": 8, "qwen2": 32, "qwen3": 32, "qwen3_moe": 4}
 
 
@@ -64,7 +67,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     """The parsed `config.json` of a Llama, Mistral, Qwen2, Qwen3, Mixtral or Qwen3-MoE.
 
     Raises:
-        PolicyQuantError: a size is missing, or the model has a variant that is not implemented.
+        PolicyQuantError: a size is missing, a value is not what its key takes, or the model has a variant that is not
+            implemented.
     """
     family = str(config.get("model_type"))
     heads = required(config, "num_attention_heads")
@@ -74,7 +78,11 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         raise PolicyQuantError(f"config.json: hidden_act {activation!r} is not implemented; expected 'silu'")
     attention_bias = family not in _WINDOWED and bool(config.get("attention_bias", False))
     positions = {"llama": 2048, "mistral": 131072, "mixtral": 131072}.get(family, 32768)
-    maximum = int(config.get("max_position_embeddings", positions))
+    maximum = _given(config, "max_position_embeddings", positions)
+    head_dim = _given(config, "head_dim", 128 if family == "qwen3" and "head_dim" not in config else hidden // heads)
+    if head_dim < 2 or head_dim % 2:
+        raise PolicyQuantError(f"config.json: heads are to have an even number of elements; found {head_dim}")
+    epsilon = 1e-5 if family == "mixtral" else 1e-6
     return DecoderConfig(
         model_type=family,
         vocab_size=required(config, "vocab_size"),
@@ -83,8 +91,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         num_hidden_layers=required(config, "num_hidden_layers"),
         num_attention_heads=heads,
         num_key_value_heads=_key_value_heads(config, family, heads),
-        head_dim=_given(config, "head_dim", 128 if family == "qwen3" and "head_dim" not in config else hidden // heads),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-5 if family == "mixtral" else 1e-6)),
+        head_dim=head_dim,
+        rms_norm_eps=number(config, "rms_norm_eps") if "rms_norm_eps" in config else epsilon,
         max_position_embeddings=maximum,
         rope_parameters=_rope_parameters(config, maximum, 1e6 if family == "mixtral" else 1e4),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -102,13 +110,30 @@ def required(config: Mapping[str, Any], key: str) -> int:
     """A size that no model can do without.
 
     Raises:
-        PolicyQuantError: it is missing, or no positive whole number.
+        PolicyQuantError: it is missing, no positive whole number, or too large to count with.
     """
     value = config.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        found = "it is missing" if value is None else f"found {value!r}"
-        raise PolicyQuantError(f"config.json: {key} is to be a positive whole number; {found}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST_SIZE:
+        raise unlike(key, "a positive whole number", value)
     return value
+
+
+def number(values: Mapping[str, Any], key: str) -> float:
+    """A positive number that is not a size, as it is written.
+
+    Raises:
+        PolicyQuantError: it is missing, or something else.
+    """
+    value = values.get(key)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
+        raise unlike(key, "a positive number", value)
+    return value
+
+
+def unlike(key: str, expected: str, value: object) -> PolicyQuantError:
+    """The error that a key's value is not what is expected."""
+    found = "it is missing" if value is None else f"found {value!r:.80}"
+    return PolicyQuantError(f"config.json: {key} is to be {expected}; {found}")
 
 
 def _given(config: Mapping[str, Any], key: str, default: int) -> int:
@@ -133,7 +158,9 @@ def _experts(config: Mapping[str, Any], family: str) -> ExpertsConfig | None:
         )
     if family != "qwen3_moe":
         return None
-    dense, step = config.get("mlp_only_layers") or (), _given(config, "decoder_sparse_step", 1)
+    dense, step = config.get("mlp_only_layers") or [], _given(config, "decoder_sparse_step", 1)
+    if not isinstance(dense, (list, tuple)):
+        raise unlike("mlp_only_layers", "a list of layers", dense)
     # Version 5 of transformers takes both names.
     name = "num_local_experts" if "num_local_experts" in config else "num_experts"
     return ExpertsConfig(
@@ -147,7 +174,11 @@ def _experts(config: Mapping[str, Any], family: str) -> ExpertsConfig | None:
 
 def _rope_parameters(config: Mapping[str, Any], maximum: int, theta: float) -> Mapping[str, Any]:
     """Version 5 writes `rope_parameters`; before, there were `rope_theta` and `rope_scaling` with `type`."""
-    parameters = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    given = config.get(key) or {}
+    if not isinstance(given, Mapping):
+        raise unlike(key, "an object", given)
+    parameters = dict(given)
     if any(isinstance(value, Mapping) for value in parameters.values()):
         raise PolicyQuantError("config.json: rotary parameters that differ from layer to layer are not implemented")
     older_name = parameters.pop("type", "default")
@@ -166,23 +197,27 @@ def _rope_parameters(config: Mapping[str, Any], maximum: int, theta: float) -> M
 def _sliding_windows(config: Mapping[str, Any], family: str) -> tuple[int | None, ...]:
     layers = required(config, "num_hidden_layers")
     if family in _WINDOWED:
-        window = config.get("sliding_window", 4096 if family == "mistral" else None)
-        return (window,) * layers
+        return (_window(config, 4096 if family == "mistral" else None),) * layers
     if family not in _QWEN or not config.get("use_sliding_window", False):
         return (None,) * layers
-    window = config.get("sliding_window", 4096)
+    window = _window(config, 4096)
     if family == "qwen3_moe":
         return (window,) * layers
     types = config.get("layer_types")
     if types is None:
         first = config.get("max_window_layers", 28)
+        if not isinstance(first, int):
+            raise unlike("max_window_layers", "a whole number", first)
         types = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
-    if len(types) != layers or not set(types) <= {"sliding_attention", "full_attention"}:
-        raise PolicyQuantError(
-            f"config.json: layer_types is to name full_attention or sliding_attention for each of {layers} layers;"
-            f" found {types!r}"
-        )
+    known = isinstance(types, (list, tuple)) and all(kind in ("full_attention", "sliding_attention") for kind in types)
+    if not known or len(types) != layers:
+        raise unlike("layer_types", f"full_attention or sliding_attention for each of {layers} layers", types)
     return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def _window(config: Mapping[str, Any], default: int | None) -> int | None:
+    """How many positions a windowed layer sees; null: all."""
+    return None if config.get("sliding_window", default) is None else _given(config, "sliding_window", default or 0)
 
 
 def _dtype(config: Mapping[str, Any]) -> torch.dtype | None:

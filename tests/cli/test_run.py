@@ -286,6 +286,15 @@ def test_a_plan_of_another_model_is_refused(run: Run, saved: Path, tmp_path: Pat
     assert "the plan is for other and does not fit tiny" in err
 
 
+def test_a_config_of_too_many_blocks_is_refused_with_a_plan_too(run: Run, own: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert run("plan", own, "--policy", "fp8-dynamic", "-o", plan).status == 0
+    write_json(own / "config.json", {**CONFIG, "num_hidden_layers": 10**9})
+    status, out, err = run("run", own, "--prompt", PROMPT, "--policy", plan)
+    assert (status, out) == (2, "")
+    assert "num_hidden_layers is 1000000000, more than the checkpoint has layers" in err
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [

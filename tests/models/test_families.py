@@ -16,6 +16,8 @@ from policyquant.models.mixtral import MixtralForCausalLM, Qwen3MoeForCausalLM, 
 from tests.models.tiny_models import CONFIGS  # noqa: E402
 
 LLAMA = CONFIGS["llama"]
+MISTRAL = CONFIGS["mistral"]
+QWEN3 = {**CONFIGS["qwen3"], "use_sliding_window": True, "layer_types": None}
 
 
 def test_every_family_has_a_tiny_config_here() -> None:
@@ -59,6 +61,16 @@ def test_a_factory_makes_a_new_model_each_time_of_the_config_as_it_was() -> None
         ({"model_type": 3}, "model_type is 3; expected one of llama"),
         ({"hidden_size": None}, "hidden_size is to be a positive whole number; it is missing"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is to be a positive whole number; found 0"),
+        ({"num_hidden_layers": 10**400}, "num_hidden_layers is to be a positive whole number; found 1000"),
+        ({"head_dim": 5}, "heads are to have an even number of elements; found 5"),
+        ({"max_position_embeddings": "x"}, "max_position_embeddings is to be a positive whole number; found 'x'"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is to be a positive number; found nan"),
+        ({"rope_scaling": [2.0]}, r"rope_scaling is to be an object; found \[2.0\]"),
+        ({"rope_parameters": "yarn"}, "rope_parameters is to be an object; found 'yarn'"),
+        ({**MISTRAL, "sliding_window": -1}, "sliding_window is to be a positive whole number; found -1"),
+        ({**QWEN3, "layer_types": 3}, "layer_types is to be full_attention or sliding_attention for each of"),
+        ({**QWEN3, "max_window_layers": None}, "max_window_layers is to be a whole number; it is missing"),
+        ({**CONFIGS["qwen3_moe"], "mlp_only_layers": 3}, "mlp_only_layers is to be a list of layers; found 3"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not implemented; expected 'silu'"),
         ({"dtype": "float23"}, "dtype 'float23' is not one of float32"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not implemented"),
@@ -74,11 +86,24 @@ def test_what_is_not_understood_is_refused_before_a_model_is_made(change: dict[s
     [
         ({"rope_type": "yarm", "factor": 2.0}, "rope type 'yarm' is not implemented; .*did you mean 'yarn'"),
         ({"rope_type": "llama3", "factor": 2.0}, "rope type 'llama3' needs the parameter 'low_freq_factor'"),
+        ({"rope_type": "linear", "factor": "2"}, "factor is to be a positive number; found '2'"),
+        ({"rope_type": "default", "rope_theta": 0}, "rope_theta is to be a positive number; found 0"),
+        ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}, "rope type 'yarn' needs a rope_theta above 1; found 1"),
+        ({"rope_type": "yarn", "factor": 2.0, "mscale": -1}, "mscale is to be a positive number; found -1"),
     ],
 )
 def test_a_rope_that_is_not_understood_is_refused_when_the_model_is_made(rope: dict[str, object], message: str) -> None:
     with pytest.raises(PolicyQuantError, match=message):
         model_factory({**LLAMA, "rope_scaling": rope})()
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "rope" in name] + ["llama"])
+def test_rotary_frequencies_have_values_where_weights_have_none(name: str) -> None:
+    factory = model_factory(CONFIGS[name])
+    with torch.device("meta"):
+        model = factory()
+    assert model.lm_head.weight.is_meta
+    assert torch.equal(model.model.rotary_emb.inv_freq, factory().model.rotary_emb.inv_freq)
 
 
 def test_the_dtype_of_the_config_is_that_of_the_model() -> None:

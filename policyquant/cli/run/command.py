@@ -117,16 +117,17 @@ def _plan(directory: ModelDirectory, policy: str | None) -> Plan:
     from policyquant.policy.load import load_policy
 
     if policy is not None and is_plan(policy):
-        return read_plan(policy)
-    read = load_policy({"version": 1}) if policy is None else open_policy(policy)
-    inventory = open_model(directory.path)
+        plan = read_plan(policy)
+    else:
+        read = load_policy({"version": 1}) if policy is None else open_policy(policy)
+        plan = resolve(read, open_model(directory.path))
     blocks = directory.config.get("num_hidden_layers")
-    if isinstance(blocks, int) and blocks > len(inventory):
+    if isinstance(blocks, int) and blocks > len(plan):
         # Before so many are constructed.
         raise PolicyQuantError(
             f"{directory.file(CONFIG_FILE)}: num_hidden_layers is {blocks}, more than the checkpoint has layers"
         )
-    return resolve(read, inventory)
+    return plan
 
 
 def _print_plan(plan: Plan, *, quantized: bool) -> None:
