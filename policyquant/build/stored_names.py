@@ -10,7 +10,7 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from policyquant.errors import PolicyQuantError
+from policyquant.errors import PolicyQuantError, SourceError
 from policyquant.inventory.layers import NAMESPACES, Indices, LayerSet, NameForm, Namespace, Part
 
 FUSED_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -18,6 +18,11 @@ FUSED_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 """Names that stand for several layers → those, in the order in which their rows are stored when they are one."""
+
+
+_MOST_PARTS: Final = 1_000_000
+"""Each part has entries by name. A model of a trillion parameters has 100,000; a header can claim any number of experts
+without values."""
 
 
 class StoredPart(NamedTuple):
@@ -73,6 +78,10 @@ class StoredNames:
     """All names under which a source's layers and their parts can be asked for."""
 
     def __init__(self, inventory: HasLayers, rename: Mapping[str, str] | None = None) -> None:
+        """
+        Raises:
+            SourceError: there are more parts than any model has.
+        """
         self._replacements = Renaming(rename)
         self._found: dict[str, StoredPart] = {}
         self._members: dict[str, list[StoredPart]] = {}
@@ -81,6 +90,9 @@ class StoredNames:
         self.collisions: list[str] = []
         """What `rename` made one name of, one sentence each."""
         self._activations: dict[str, list[StoredPart]] | None = None
+        count = sum(len(layer.indices) * max(part.repeats, 1) for layer in inventory.sets for part in layer.parts)
+        if count > _MOST_PARTS:
+            raise SourceError(f"a source of {count:,} parts of layers; expected at most {_MOST_PARTS:,}")
         later: dict[str, list[StoredPart]] = {}
         for layer in inventory.sets:
             for indices in layer.indices:

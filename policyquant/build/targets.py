@@ -44,16 +44,23 @@ class Target(NamedTuple):
     tensors: dict[str, torch.Tensor]
     """Its own parameters and persistent buffers, those that another module has under an earlier name left out."""
 
+    def under(self, name: str) -> Target:
+        """The same module under another of its names."""
+        return self if name == self.name else self._replace(name=name, parts=part_names(self.module, name))
+
+
+def own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers of a module, without those of the modules inside it."""
+    transient = module._non_persistent_buffers_set
+    own = [*module._parameters.items(), *(each for each in module._buffers.items() if each[0] not in transient)]
+    return {key: tensor for key, tensor in own if tensor is not None}
+
 
 def targets(root: nn.Module) -> Iterator[Target]:
     """Every module that holds tensors of its own, and every layer of ours, in the order of the tree."""
     seen: dict[int, str] = {}
     for name, module in root.named_modules():
-        transient = module._non_persistent_buffers_set
-        own = [*module._parameters.items(), *(b for b in module._buffers.items() if b[0] not in transient)]
-        tensors = {
-            key: tensor for key, tensor in own if tensor is not None and seen.setdefault(id(tensor), name) == name
-        }
+        tensors = {key: each for key, each in own_tensors(module).items() if seen.setdefault(id(each), name) == name}
         tied = type(module) in (nn.Linear, nn.Embedding)  # all that it has, another has under an earlier name
         if tensors or tied or isinstance(module, PolicyLayer):
             yield Target(module, name, part_names(module, name), tensors)

@@ -54,6 +54,8 @@ def test_the_source_may_have_either_name_or_both(tmp_path: Path, state: State, n
         (("first.", "second."), {"*.0": "fp8"}),
         (("first.",), {"first.0": "fp8"}),
         (("second.",), {"second.0": "fp8"}),
+        # No rule decides about the second name.
+        (("first.", "second."), {"first.0": "fp8"}),
     ],
 )
 def test_one_decision_holds_under_both_names(

@@ -13,9 +13,9 @@ from torch import nn
 
 from policyquant import Inventory, build
 from policyquant.checkpoint.file_tensor import OpenFile
-from policyquant.errors import BuildError
+from policyquant.errors import BuildError, SourceError
 from policyquant.models.families import model_factory
-from tests.build.stored_forms import LLAMA, MIXTRAL, State, experts_as_3d, fuse, one_by_one, same_state, save
+from tests.build.stored_forms import LLAMA, MIXTRAL, QWEN3_MOE, State, experts_as_3d, fuse, one_by_one, same_state, save
 
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
@@ -319,3 +319,12 @@ def test_layers_may_differ_in_their_form(tmp_path: Path) -> None:
         for name, each in (("apart", state), ("both", other))
     ]
     same_state(*models)
+
+
+def test_a_header_that_claims_a_billion_experts_is_refused_at_once(tmp_path: Path) -> None:
+    empty = {"gate_up_proj": (10**9, 0, 32), "down_proj": (10**9, 32, 0)}
+    state = {f"{EXPERTS.replace('block_sparse_moe', 'mlp')}.{key}": torch.empty(shape) for key, shape in empty.items()}
+    began = time.monotonic()
+    with pytest.raises(SourceError, match="3,000,000,001 parts of layers; expected at most 1,000,000"):
+        build(nn.Identity, policy=None, source=save(tmp_path, state, QWEN3_MOE))
+    assert time.monotonic() - began < 5
