@@ -17,6 +17,10 @@ _QK_NORM: Final = frozenset({"qwen3", "qwen3_moe"})
 _WINDOWED: Final = frozenset({"mistral", "mixtral"})
 _LARGEST_SIZE: Final = 2**31 - 1
 """The largest size whose product with another one torch can count."""
+_MOST_LAYERS: Final = 10_000
+_MOST_EXPERTS: Final = 300_000
+"""Of all layers together. Each layer and each expert is an object, whose number a file can claim without having them;
+the largest models have about 100 layers, and 25,000 experts."""
 _KV_HEADS: Final = {"mistral": 8, "mixtral": 8, "qwen2": 32, "qwen3": 32, "qwen3_moe": 4}
 
 
@@ -71,6 +75,12 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
             implemented.
     """
     family = str(config.get("model_type"))
+    if required(config, "num_hidden_layers") > _MOST_LAYERS:
+        raise unlike("num_hidden_layers", f"at most {_MOST_LAYERS:,}", config["num_hidden_layers"])
+    experts = _experts(config, family)
+    if experts is not None and len(experts.layers) * experts.num_experts > _MOST_EXPERTS:
+        found = f"{len(experts.layers):,} layers of {experts.num_experts:,} experts"
+        raise PolicyQuantError(f"config.json: found {found}; expected at most {_MOST_EXPERTS:,} experts in all")
     heads = required(config, "num_attention_heads")
     hidden = required(config, "hidden_size")
     activation = config.get("hidden_act", "silu")
@@ -101,7 +111,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
         qk_norm=family in _QK_NORM,
         sliding_windows=_sliding_windows(config, family),
-        experts=_experts(config, family),
+        experts=experts,
         dtype=_dtype(config),
     )
 

@@ -62,6 +62,8 @@ def test_a_factory_makes_a_new_model_each_time_of_the_config_as_it_was() -> None
         ({"hidden_size": None}, "hidden_size is to be a positive whole number; it is missing"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is to be a positive whole number; found 0"),
         ({"num_hidden_layers": 10**400}, "num_hidden_layers is to be a positive whole number; found 1000"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is to be at most 10,000; found 1000000000"),
+        ({**CONFIGS["mixtral"], "num_local_experts": 10**9}, "found 3 layers of 1,000,000,000 experts; expected"),
         ({"head_dim": 5}, "heads are to have an even number of elements; found 5"),
         ({"max_position_embeddings": "x"}, "max_position_embeddings is to be a positive whole number; found 'x'"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is to be a positive number; found nan"),
