@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ from policyquant.methods.base import QuantMethod
 from policyquant.methods.registry import method_for
 from policyquant.policy.scheme import NONE, Quantization, Scheme
 from policyquant.quantized_tensor import QuantizedTensor
+
+_NOTHING: Final = object()
+"""In place of a weight that is taken away."""
 
 
 class QuantConfig(Protocol):
@@ -169,6 +172,12 @@ class WeightLayer(PolicyLayer):
         if name == "weight":
             check_assignment(self, value)
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        # As a parametrization does, which puts what it computes in the weight's place.
+        if name == "weight":
+            check_assignment(self, _NOTHING)
+        super().__delattr__(name)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """Move codes and scales between devices, but never convert them: a new dtype is the logical one only."""

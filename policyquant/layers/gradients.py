@@ -47,11 +47,17 @@ class _StraightThrough(torch.autograd.Function):
     A `QuantizedTensor` is given as its pieces, since only tensors among the arguments themselves get gradients.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
         layer: Any, counts: Any, through: torch.Tensor, bias: Any, data: Any, granularity: Any, dtype: Any
     ) -> torch.Tensor:
-        return _run(layer, through if data is None else QuantizedTensor(data, through, granularity, dtype), counts)
+        x = through if data is None else QuantizedTensor(data, through, granularity, dtype)
+        result = _run(layer, x, counts)
+        # Not as a view of rows, into which an activation could not write in place.
+        unviewed: torch.Tensor = torch.ops.aten._unsafe_view(result, result.shape)
+        return unviewed
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -28,6 +28,9 @@ dequantizations: Final[Counter[str]] = Counter()
 _STAYS_LOGICAL: Final = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 """Operators that look at no value and hand on the same weight."""
 
+_OUT_OF_TORCH: Final = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist})
+"""What reads values without an operator."""
+
 _SET_DATA: Final[Any] = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # a descriptor, which torch does not tell
 """What `weight.data = ...` calls: no operator, and without a trace on a view."""
 
@@ -69,6 +72,8 @@ class LogicalWeight(torch.Tensor):
             ids, weight, max_norm = _embedding_arguments(*args, **given)
             if isinstance(weight, LogicalWeight) and max_norm is None:
                 return weight.layer.quant_method.embed(weight.layer, ids)
+        elif func in _OUT_OF_TORCH:
+            return func(_values(args[0]), *args[1:], **given)
         elif func == _SET_DATA:
             raise PolicyQuantError(_not_writable(args[0].layer))
         with torch._C.DisableTorchFunctionSubclass():

@@ -147,8 +147,9 @@ class Int8WeightOnly(QuantMethod):
         """Rows of the weight, turned back: ids [...] → [..., K]."""
         scale = self._scale(layer, buffer(layer, "weight_scale"))
         flat = ids.reshape(-1)
-        chosen = scale[flat] if scale.dim() == 2 else scale
-        rows = ops.dequantize(buffer(layer, "weight")[flat], chosen, self._out_dtype(layer))
+        # Unlike an index, this refuses what is no row: negative numbers, and masks.
+        chosen = scale.index_select(0, flat) if scale.dim() == 2 else scale
+        rows = ops.dequantize(buffer(layer, "weight").index_select(0, flat), chosen, self._out_dtype(layer))
         return rows.reshape(*ids.shape, layer.in_features)
 
     def dequantize(self, layer: WeightLayer) -> torch.Tensor:

@@ -42,6 +42,16 @@ def test_a_gradient_keeps_no_decoded_weight_until_it_is_computed() -> None:
     assert layer.weight_shape not in kept
 
 
+@pytest.mark.parametrize("shape", [(K,), (2, K), (2, 3, K)])
+@pytest.mark.parametrize("form", QUANTIZED)
+def test_an_activation_may_write_into_the_result(form: str, shape: tuple[int, ...]) -> None:
+    layer = loaded("linear", form)
+    one, two = torch.ones(shape, requires_grad=True), torch.ones(shape, requires_grad=True)
+    layer(one).relu_().sum().backward()
+    layer(two).relu().sum().backward()
+    assert torch.equal(one.grad, two.grad)
+
+
 def test_a_gradient_that_arrives_at_codes_is_an_error() -> None:
     activation, linear = SiluAndMul(), loaded("linear", "fp8")
     activation.take_scheme(Scheme("none", output=Quantization("float8_e4m3fn", "token", scheme="dynamic")))

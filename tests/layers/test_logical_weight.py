@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its customary name)
@@ -53,6 +54,31 @@ def test_other_uses_compute_the_values_and_are_counted_and_warned_of_once(layer:
     assert torch.equal(first, layer.weight.clone())
     assert torch.equal(first, layer.quant_method.dequantize(layer))
     assert dequantizations["read.by.others"] == 2
+
+
+@pytest.mark.filterwarnings("ignore::policyquant.layers.logical_weight.LogicalWeightWarning")
+def test_numpy_and_lists_get_the_values(layer: Linear) -> None:
+    values = layer.quant_method.dequantize(layer)
+    assert layer.weight.tolist() == values.tolist()
+    assert (layer.weight.numpy() == values.numpy()).all()
+    assert (np.asarray(layer.weight.detach().cpu()) == values.numpy()).all()
+
+
+def test_nothing_takes_the_place_of_the_weight(layer: Linear) -> None:
+    x = torch.randn(3, 8)
+    before = layer(x)
+    with pytest.raises(PolicyQuantError, match="cannot be written to or replaced"):
+        del layer.weight
+    with pytest.raises(PolicyQuantError, match="cannot be written to or replaced"):
+        nn.utils.parametrizations.weight_norm(layer)
+    assert type(layer) is Linear
+    assert torch.equal(layer(x), before)
+
+
+def test_the_weight_of_an_unquantized_layer_may_be_parametrized() -> None:
+    layer = nn.utils.parametrizations.weight_norm(Linear(8, 4))
+    layer(torch.randn(3, 8)).sum().backward()
+    assert layer.parametrizations.weight.original0.grad is not None
 
 
 def test_the_weight_cannot_be_written_or_replaced(layer: Linear) -> None:
