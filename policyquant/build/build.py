@@ -87,7 +87,7 @@ def _build(
         source = logical_state(root)
         kept = root.modules()  # They may be the caller's own; their tensors are in `source` all the while.
     else:
-        root = construct(factory).root
+        root = construct(factory)
         kept = iter(())
     with all_or_nothing(kept):
         inventory, tensors = open_source(source, root, rename, device)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from torch import nn
 
-from policyquant.build.layer_names import all_names, layer_names, name_layers
+from policyquant.build.layer_names import all_names, name_layers
 from policyquant.build.leftovers import lazy_parameters, stray_layers, valueless_tensors
 from policyquant.build.meta_parameters import recording
 from policyquant.build.user_code import line_that_raised
 from policyquant.errors import BuildError
-
-__all__ = ["Construction", "construct", "layer_names"]
 
 _SPEAKS_OF_META: Final = re.compile(
     r"\bmeta[ '\"]*(tensor|device|backend)|device[=: '\"]*meta\b|at meta\b|register_meta|incompatible tensor type",
@@ -23,18 +20,7 @@ _SPEAKS_OF_META: Final = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Construction:
-    """A module tree whose parameters are on meta, and what was learned while it was made."""
-
-    root: nn.Module
-    names: dict[nn.Module, str]
-    """The first name of every module."""
-    shared: dict[nn.Module, tuple[str, ...]]
-    """All names, first one first, of modules that have several."""
-
-
-def construct(factory: Callable[[], nn.Module]) -> Construction:
+def construct(factory: Callable[[], nn.Module]) -> nn.Module:
     """The model that `factory` makes, with parameters on meta; buffers and tensor attributes are real.
 
     A parameter keeps its shape, dtype, class, attributes and identity (tied ones stay one object). Modules that were
@@ -48,14 +34,8 @@ def construct(factory: Callable[[], nn.Module]) -> Construction:
     """
     with recording() as recorder:
         root = _run(factory)
-    if not isinstance(root, nn.Module):
-        raise BuildError(f"the factory returned {type(root).__name__}, expected an nn.Module")
-    names = all_names(root)
-    problems = [*recorder.lazy, *stray_layers(root, recorder), *valueless_tensors(names), *name_layers(names)]
-    if problems:
-        raise BuildError("\n".join(problems))
-    shared = {module: given for module, given in names.items() if len(given) > 1}
-    return Construction(root, layer_names(root), shared)
+    _check(root, lambda names: [*recorder.lazy, *stray_layers(root, recorder)])
+    return root
 
 
 def check_made(root: object) -> None:
@@ -65,15 +45,19 @@ def check_made(root: object) -> None:
         BuildError: it is no module, or has tensors without values or shapes, or a layer with a `prefix` that is not its
             name; all problems in one message.
     """
+    _check(root, lazy_parameters)
+
+
+def _check(root: object, unfinished: Callable[[dict[nn.Module, tuple[str, ...]]], list[str]]) -> None:
     if not isinstance(root, nn.Module):
         raise BuildError(f"the factory returned {type(root).__name__}, expected an nn.Module")
     names = all_names(root)
-    problems = [*lazy_parameters(names), *valueless_tensors(names), *name_layers(names)]
+    problems = [*unfinished(names), *valueless_tensors(names), *name_layers(names)]
     if problems:
         raise BuildError("\n".join(problems))
 
 
-def _run(factory: Callable[[], nn.Module]) -> object:
+def _run(factory: Callable[[], nn.Module]) -> nn.Module:
     try:
         return factory()
     except (RuntimeError, TypeError) as error:

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from policyquant.build.construct import construct, layer_names
+from policyquant.build.construct import construct
+from policyquant.build.layer_names import all_names
+from policyquant.layers.linear import Linear
 
 
 class Attention(nn.Module):
@@ -53,7 +55,7 @@ class Decoder(nn.Module):
 
 
 def test_every_parameter_is_on_meta_with_the_shape_and_dtype_of_plain_construction() -> None:
-    plain, root = Decoder(), construct(Decoder).root
+    plain, root = Decoder(), construct(Decoder)
     assert all(parameter.is_meta for parameter in root.parameters())
     assert [(n, p.shape, p.dtype) for n, p in root.named_parameters()] == [
         (n, p.shape, p.dtype) for n, p in plain.named_parameters()
@@ -61,7 +63,7 @@ def test_every_parameter_is_on_meta_with_the_shape_and_dtype_of_plain_constructi
 
 
 def test_buffers_and_attributes_have_the_bits_of_plain_construction() -> None:
-    plain, root = Attention(), construct(Attention).root
+    plain, root = Attention(), construct(Attention)
     assert isinstance(root, Attention)
     for name, buffer in plain.named_buffers():
         assert torch.equal(root.get_buffer(name), buffer), name
@@ -71,7 +73,7 @@ def test_buffers_and_attributes_have_the_bits_of_plain_construction() -> None:
 
 
 def test_a_tied_head_is_one_object() -> None:
-    root = construct(Decoder).root
+    root = construct(Decoder)
     assert isinstance(root, Decoder)
     assert root.head.weight is root.embed.weight
 
@@ -83,7 +85,7 @@ def test_a_parameter_registered_twice_from_a_variable_is_one_object() -> None:
             weight = nn.Parameter(torch.ones(2))
             self.first, self.second = weight, weight
 
-    root = construct(Twice).root
+    root = construct(Twice)
     assert root.first is root.second
 
 
@@ -99,7 +101,7 @@ def test_class_attributes_and_requires_grad_of_a_parameter_are_kept() -> None:
             self.weight = weight
             self.rows = self.weight.shape[0]
 
-    root = construct(Owner).root
+    root = construct(Owner)
     assert type(root.weight) is Marked
     assert root.weight.loader == "rows"
     assert not root.weight.requires_grad
@@ -115,23 +117,22 @@ def test_a_default_dtype_set_inside_holds_for_parameters_and_buffers() -> None:
         finally:
             torch.set_default_dtype(before)
 
-    root = construct(factory).root
+    root = construct(factory)
     assert root.weight.dtype == root.running_mean.dtype == torch.bfloat16
 
 
-def test_a_module_under_two_names_has_its_first_and_both_are_recorded() -> None:
+def test_a_layer_under_two_names_is_named_by_its_first() -> None:
     def factory() -> nn.Module:
-        shared = nn.Linear(2, 2)
+        shared = Linear(2, 2)
         return nn.ModuleDict({"encoder": nn.Sequential(shared), "decoder": nn.Sequential(shared)})
 
-    made = construct(factory)
-    shared = made.root.get_submodule("decoder.0")
-    assert layer_names(made.root)[shared] == made.names[shared] == "encoder.0"
-    assert made.shared == {shared: ("encoder.0", "decoder.0")}
+    root = construct(factory)
+    assert root.get_submodule("decoder.0").layer_name == "encoder.0"
+    assert all_names(root)[root.get_submodule("decoder.0")] == ("encoder.0", "decoder.0")
 
 
 def test_weight_norm_keeps_its_two_parameters_on_meta() -> None:
-    root = construct(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))).root
+    root = construct(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)))
     assert {name: parameter.is_meta for name, parameter in root.named_parameters()} == {
         "bias": True,
         "parametrizations.weight.original0": True,
@@ -141,7 +142,7 @@ def test_weight_norm_keeps_its_two_parameters_on_meta() -> None:
 
 def test_a_module_made_before_keeps_its_values() -> None:
     tower = nn.Linear(2, 2)
-    root = construct(lambda: nn.Sequential(tower, nn.Linear(2, 2))).root
+    root = construct(lambda: nn.Sequential(tower, nn.Linear(2, 2)))
     assert [parameter.is_meta for parameter in root.parameters()] == [False, False, True, True]
 
 
@@ -161,7 +162,7 @@ def test_plain_layers_are_real_afterwards_and_in_other_threads() -> None:
     results: list[nn.Module] = []
     thread = threading.Thread(target=plainly, args=(results,))
     thread.start()
-    root = construct(factory).root
+    root = construct(factory)
     thread.join()
     assert all(parameter.is_meta for parameter in root.parameters())
     assert not any(parameter.is_meta for parameter in (*results[0].parameters(), *nn.Linear(2, 2).parameters()))
@@ -177,7 +178,7 @@ def test_two_constructions_at_once_do_not_meet() -> None:
             barrier.wait()
             return nn.Sequential(first, nn.Linear(width, width))
 
-        return lambda: roots.update({width: construct(factory).root})
+        return lambda: roots.update({width: construct(factory)})
 
     threads = [threading.Thread(target=building(width)) for width in (2, 3)]
     for thread in threads:
@@ -193,7 +194,7 @@ from torch import nn
 from policyquant.build.construct import construct
 construct(lambda: nn.Linear(8, 8))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-root = construct(lambda: nn.Sequential(*(nn.Linear(8192, 8192, bias=False) for _ in range(8)))).root
+root = construct(lambda: nn.Sequential(*(nn.Linear(8192, 8192, bias=False) for _ in range(8))))
 assert sum(p.nbytes for p in root.parameters()) == 2 << 30
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """

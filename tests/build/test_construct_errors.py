@@ -60,7 +60,7 @@ def test_a_layer_that_only_a_cycle_keeps_is_no_problem() -> None:
         dropped.itself = [dropped]  # type: ignore[assignment]
         return nn.Linear(2, 2)
 
-    assert isinstance(construct(factory).root, nn.Linear)
+    assert isinstance(construct(factory), nn.Linear)
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
@@ -131,7 +131,7 @@ def test_a_factory_that_makes_no_module_is_refused() -> None:
 
 
 def test_layers_get_their_names_from_the_tree() -> None:
-    root = construct(lambda: nn.ModuleDict({"a": PolicyLayer(), "b": nn.Sequential(PolicyLayer(prefix="b.0"))})).root
+    root = construct(lambda: nn.ModuleDict({"a": PolicyLayer(), "b": nn.Sequential(PolicyLayer(prefix="b.0"))}))
     assert [layer.layer_name for layer in root.modules() if isinstance(layer, PolicyLayer)] == ["a", "b.0"]
 
 

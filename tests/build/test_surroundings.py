@@ -204,7 +204,7 @@ def test_a_factory_full_of_initialisation_is_built() -> None:
 
 
 def test_skip_init_costs_no_values() -> None:
-    root = construct(lambda: nn.utils.skip_init(nn.Linear, 8, 8)).root
+    root = construct(lambda: nn.utils.skip_init(nn.Linear, 8, 8))
     assert list(root.state_dict()) == ["weight", "bias"]
     state = nn.Linear(8, 8).state_dict()
     model = build(lambda: nn.utils.skip_init(nn.Linear, 8, 8), policy=None, source=state)
