@@ -140,9 +140,18 @@ def _not_writable(layer: WeightLayer) -> str:
 
 
 def _values(weight: LogicalWeight) -> torch.Tensor:
-    """The values of the whole weight, in its logical shape and dtype."""
+    """The values of the whole weight, in its logical shape and dtype.
+
+    Raises:
+        PolicyQuantError: the codes are gone: a weight like this one was put in their place.
+    """
     layer = weight.layer
     name = layer.layer_name or type(layer).__name__
+    if isinstance(layer._buffers["weight"], LogicalWeight):
+        raise PolicyQuantError(
+            f"the codes of layer {name!r} ({layer.scheme}) are gone: something read its weight and put that into"
+            " `_buffers`, as accelerate's offload does, which cannot move a quantized layer"
+        )
     dequantizations[name] += 1
     if dequantizations[name] == 1:
         warnings.warn(

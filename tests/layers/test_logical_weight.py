@@ -75,6 +75,12 @@ def test_nothing_takes_the_place_of_the_weight(layer: Linear) -> None:
     assert torch.equal(layer(x), before)
 
 
+def test_a_logical_weight_in_place_of_the_codes_is_told(layer: Linear) -> None:
+    layer._buffers["weight"] = layer.weight
+    with pytest.raises(PolicyQuantError, match="the codes of layer 'Linear' .* are gone: something read its weight"):
+        layer(torch.randn(3, 8))
+
+
 def test_the_weight_of_an_unquantized_layer_may_be_parametrized() -> None:
     layer = nn.utils.parametrizations.weight_norm(Linear(8, 4))
     layer(torch.randn(3, 8)).sum().backward()
