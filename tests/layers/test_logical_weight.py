@@ -77,7 +77,7 @@ def test_nothing_takes_the_place_of_the_weight(layer: Linear) -> None:
 
 def test_a_logical_weight_in_place_of_the_codes_is_told(layer: Linear) -> None:
     layer._buffers["weight"] = layer.weight
-    with pytest.raises(PolicyQuantError, match="the codes of layer 'Linear' .* are gone: something read its weight"):
+    with pytest.raises(PolicyQuantError, match=r"the codes of layer 'Linear' .* are gone: something read its weight"):
         layer(torch.randn(3, 8))
 
 
