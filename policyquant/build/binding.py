@@ -58,6 +58,23 @@ class Binding:
         adopted = type(self.module) in ADOPTED and self.scheme != NONE
         return (adopted or isinstance(self.module, WeightLayer)) and "weight" in self.tensors
 
+    @property
+    def beside(self) -> dict[str, torch.Tensor]:
+        """Tensors that a layer has of its own beside those of its method."""
+        taken = getattr(self.module, "method_tensors", WeightLayer.method_tensors)
+        return {key: tensor for key, tensor in self.tensors.items() if key not in taken} if self.owns_weight else {}
+
+    @property
+    def plain_tensors(self) -> dict[str, torch.Tensor]:
+        """Those of `tensors` that are loaded as they are stored; the others are a method's."""
+        return self.beside if self.owns_weight else self.tensors
+
+    @property
+    def method_slots(self) -> dict[Slot, LazyTensor]:
+        """Those of `slots` that the method of a layer is handed."""
+        beside = self.beside
+        return {slot: tensor for slot, tensor in self.slots.items() if slot.suffix not in beside}
+
 
 class Binder:
     """Binds every module of a tree."""
@@ -118,19 +135,20 @@ class Binder:
                 self._take(binding, share)
             if as_one:
                 self._take_parts(binding, found)
+        self._take_beside(binding)
         if len(self.problems) > before:
             binding.complete = False  # What its method would add says the same again.
-        elif binding.owns_weight:
+            return binding
+        if binding.owns_weight:
             # Of what a method needs, the method says what is missing; a part without anything is told with its nearest.
             here = {(share.part.part, share.part.expert) for share in found}
             missing = [part.name for part in target.parts if not as_one and (part.part, part.expert) not in here]
             binding.complete = not missing
             self.problems += [self._missing(f"{name}.weight", name) for name in missing]
-        else:
-            for key in target.tensors:
-                if Slot(key) not in binding.slots:
-                    full = f"{target.name}.{key}" if target.name else key
-                    self.problems.append(self._missing(full, target.name))
+        for key in binding.plain_tensors:
+            if Slot(key) not in binding.slots:
+                full = f"{target.name}.{key}" if target.name else key
+                self.problems.append(self._missing(full, target.name))
         return binding
 
     def _scheme(self, target: Target, found: Iterable[Share]) -> Scheme:
@@ -190,8 +208,9 @@ class Binder:
         parts = (stored._replace(part=part) for part in stored.layer.parts)
         return [Share(PartName(binding.name, part.projection), part, parameter="weight") for part in parts]
 
-    def _pieces(self, module: nn.Module, share: Share) -> Iterator[tuple[str, LazyTensor]]:
+    def _pieces(self, binding: Binding, share: Share) -> Iterator[tuple[str, LazyTensor]]:
         """What a share is of each tensor of its stored layer, with what that is for it: `weight`, `bias`, …"""
+        module, beside = binding.module, binding.beside
         whole_module = share.stored.whole and not isinstance(module, (nn.Linear, WeightLayer)) and not share.parameter
         for suffix, name in share.stored.tensor_names(self._tensors):
             what = None if whole_module else expert_tensor(share.stored.layer, suffix)
@@ -200,7 +219,7 @@ class Binder:
             self._used.add(name)
             word = suffix if what is None else what.word
             tensor = self._tensors[name]
-            if not whole_module:
+            if not whole_module and word not in beside:
                 try:
                     tensor = part_of(tensor, word, self._arrangement.place(module, share, what))
                 except PolicyQuantError as error:
@@ -209,11 +228,20 @@ class Binder:
             yield word, tensor
 
     def _take(self, binding: Binding, share: Share) -> None:
-        for word, tensor in self._pieces(binding.module, share):
+        for word, tensor in self._pieces(binding, share):
             if word not in binding.tensors and binding.module._parameters.get(word) is not None:
                 continue  # Another module has this parameter under an earlier name, and is loaded with it.
             part = share.part.part
             binding.slots[Slot(word, part, share.part.expert)] = tensor
+
+    def _take_beside(self, binding: Binding) -> None:
+        """A merged layer's own tensors, which are stored under its name and not under that of a part."""
+        lacking = [key for key in binding.beside if Slot(key) not in binding.slots]
+        stored = self._names.find(binding.name) if lacking else None
+        for suffix, name in () if stored is None else stored.tensor_names(self._tensors):
+            if suffix in lacking:
+                self._used.add(name)
+                binding.slots[Slot(suffix)] = self._tensors[name]
 
     def _take_parts(self, binding: Binding, found: Iterable[Share]) -> None:
         """Let a layer of one part be one of several, as the source stores them."""
@@ -232,7 +260,7 @@ class Binder:
             one_by_one = share.parameter not in ("weight", "bias")
             stored = share.stored
             expert = (stored.indices[-1] if stored.expert is None else stored.expert) if one_by_one else None
-            for word, tensor in self._pieces(binding.module, share):
+            for word, tensor in self._pieces(binding, share):
                 key = word if not one_by_one else share.parameter if word == "weight" else f"{share.parameter}_{word}"
                 pieces.setdefault(key, {}).setdefault(expert, []).append(tensor)
         for key, by_expert in pieces.items():

@@ -170,7 +170,9 @@ def _bind(origin: Origin, target: Target, problems: list[str]) -> Binding | None
     if any(tensor.is_meta for tensor in target.tensors.values()):
         problems.append(f"{kind} gets {scheme}, but holds no values to quantize: give it some before it is registered")
         return None
-    for part, suffix, tensor in logical_tensors(target):
+    beside = binding.beside  # These stay what they are.
+    binding.tensors = {key: tensor for key, tensor in target.tensors.items() if key not in beside}
+    for part, suffix, tensor in logical_tensors(target._replace(tensors=binding.tensors)):
         binding.slots[Slot(suffix, part.part, part.expert)] = MemoryTensor(f"{part.name}.{suffix}", tensor)
     if not isinstance(module, WeightLayer):
         adopt(module)  # type: ignore[call-overload]  # just these classes

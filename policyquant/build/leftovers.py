@@ -14,7 +14,6 @@ from torch.nn.parameter import is_lazy
 from policyquant.build.meta_parameters import Recorder
 from policyquant.layers.base import WeightLayer
 
-_STORED: Final = frozenset({"weight", "weight_scale", "input_scale"})
 _TORCHS_OWN: Final = frozenset({"_parameters", "_buffers", "_modules"})
 
 
@@ -78,7 +77,7 @@ def valueless_tensors(names: Mapping[nn.Module, tuple[str, ...]]) -> list[str]:
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, buffer in module._buffers.items():
         # Codes and scales that a method created are filled when the model is loaded.
-        if buffer is not None and not (isinstance(module, WeightLayer) and name in _STORED):
+        if buffer is not None and not (isinstance(module, WeightLayer) and name in module.method_tensors):
             yield f"buffer {name!r}", buffer
     for name, value in vars(module).items():
         if name in _TORCHS_OWN:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from policyquant.build.binding import Binding
 from policyquant.build.copies import Copies
 from policyquant.build.output_scales import read_output_scale
-from policyquant.checkpoint.tensors import Slot
+from policyquant.checkpoint.tensors import LazyTensor, Slot
 from policyquant.errors import BuildError, PolicyQuantError
 from policyquant.layers.adopt import adopt_head
 from policyquant.layers.base import PolicyLayer, WeightLayer
@@ -41,8 +41,7 @@ def prepare(bindings: Sequence[Binding], dtype: torch.dtype | None, model_dtype:
                     told = f"{binding.name!r} is stored as {binding.foreign}, which method {method!r} cannot load"
                     problems = [f"{told} ({problems[0]})"]
                 yield from problems
-            continue
-        for key, tensor in binding.tensors.items():
+        for key, tensor in binding.plain_tensors.items():
             stored = binding.slots.get(Slot(key))
             if stored is None:
                 continue
@@ -50,7 +49,7 @@ def prepare(bindings: Sequence[Binding], dtype: torch.dtype | None, model_dtype:
                 yield f"{stored.place} has shape {list(stored.shape)}; the model has {list(tensor.shape)}"
             if stored.dtype != tensor.dtype and _sort(stored.dtype) != _sort(tensor.dtype):
                 yield f"{stored.place} is stored as {stored.dtype}; expected {_sort(tensor.dtype)}, as in the model"
-        for slot, stored in binding.slots.items():
+        for slot, stored in () if binding.owns_weight else binding.slots.items():
             if slot.suffix not in binding.tensors:
                 yield f"{stored.place} is in the source, but {binding.name!r} has no {slot.suffix!r}"
 
@@ -66,7 +65,7 @@ def _sort(dtype: torch.dtype) -> str:
 
 def _check(module: WeightLayer, binding: Binding) -> list[str]:
     try:
-        return list(method_for(binding.scheme).check(module, binding.slots))
+        return list(method_for(binding.scheme).check(module, binding.method_slots))
     except PolicyQuantError as error:
         return [f"{binding.name}: {error}"]
 
@@ -96,11 +95,11 @@ def load(
                 binding.scheme = read_output_scale(binding.scheme, binding.output_scales)
             if isinstance(module, PolicyLayer):
                 module.take_scheme(binding.scheme)
+            where, plain = device or _device_of(binding), binding.plain_tensors
             if binding.owns_weight:
                 assert isinstance(module, WeightLayer)
-                _load_weights(module, binding, device or _device_of(binding), dtype, copies)
-            else:
-                _load_plain(module, binding, device or _device_of(binding), dtype)
+                _load_weights(module, binding, where, dtype, copies)
+            _load_plain(module, plain, binding.slots, where, dtype)
             release()
     if progress is not None:
         progress(len(bindings), len(bindings), "")
@@ -114,14 +113,14 @@ def _device_of(binding: Binding) -> torch.device:
 def _load_weights(
     module: WeightLayer, binding: Binding, device: torch.device, dtype: torch.dtype | None, copies: Copies
 ) -> None:
-    method = method_for(binding.scheme)
+    method, slots = method_for(binding.scheme), binding.method_slots
     module.take_method(method, device)
     if dtype is None and "weight" in module._buffers:
         _keep_bias_dtype(module, binding)
-    if type(method) is Unquantized and device.type == "cpu" and _held_as_stored(module, binding):
-        copies.submit(method.load, module, binding.slots)
+    if type(method) is Unquantized and device.type == "cpu" and _held_as_stored(module, slots):
+        copies.submit(method.load, module, slots)
     elif device.type != "meta":
-        method.load(module, binding.slots)
+        method.load(module, slots)
         method.process_weights_after_loading(module)
     for key, before in binding.tensors.items():
         after = module._parameters.get(key)
@@ -137,13 +136,19 @@ def _keep_bias_dtype(module: WeightLayer, binding: Binding) -> None:
         module.bias = nn.Parameter(torch.empty_like(bias, dtype=stored.pop()))
 
 
-def _held_as_stored(module: WeightLayer, binding: Binding) -> bool:
-    return all(each.copied_by_system and each.dtype == module.params_dtype for each in binding.slots.values())
+def _held_as_stored(module: WeightLayer, slots: Mapping[Slot, LazyTensor]) -> bool:
+    return all(each.copied_by_system and each.dtype == module.params_dtype for each in slots.values())
 
 
-def _load_plain(module: nn.Module, binding: Binding, device: torch.device, dtype: torch.dtype | None) -> None:
-    for key, before in binding.tensors.items():
-        stored = binding.slots[Slot(key)]
+def _load_plain(
+    module: nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    slots: Mapping[Slot, LazyTensor],
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> None:
+    for key, before in tensors.items():
+        stored = slots[Slot(key)]
         values = (
             torch.empty(before.shape, dtype=stored.dtype, device=device) if device.type == "meta" else stored.read()
         )

@@ -70,6 +70,8 @@ class WeightLayer(PolicyLayer):
     params_dtype: torch.dtype
     has_bias: bool
     quant_method: QuantMethod
+    method_tensors: frozenset[str] = frozenset({"weight", "bias"})
+    """Names of the parameters and buffers that are its method's; any others are a subclass's own, as in any module."""
     as_stored: bool
     """Whether the plan leaves the layer exactly as it is: its forward is then torch's own operator."""
 
@@ -129,15 +131,27 @@ class WeightLayer(PolicyLayer):
         """Let `method` own the layer's tensors from now on; they are created, and hold nothing yet.
 
         A bias that is on `device` already is kept, values and all.
+
+        Raises:
+            PolicyQuantError: the method names one of its tensors as the layer names one of its own.
         """
         bias = self._parameters.get("bias")
         kept = bias if bias is not None and bias.device == device else None
-        for name in ("weight", "bias"):
+        for name in self.method_tensors:
             self._parameters.pop(name, None)
-        self._buffers.clear()
+            self._buffers.pop(name, None)
+        own = {**self._parameters, **self._buffers}
         self.register_parameter("bias", kept)
         self.note_method(method)
         method.create_weights(self, device)
+        tensors = {**self._parameters, **self._buffers}
+        for name, tensor in own.items():
+            if tensors.get(name) is not tensor:
+                raise PolicyQuantError(
+                    f"{self.layer_name}: {type(self).__name__} has a {name!r} of its own, and method"
+                    f" {method.scheme.method!r} stores one; give the layer's another name"
+                )
+        self.__dict__["method_tensors"] = frozenset({"weight", "bias", *tensors}.difference(own))
 
     def note_method(self, method: QuantMethod) -> None:
         """Say that the tensors which the layer has are `method`'s."""
@@ -181,13 +195,14 @@ class WeightLayer(PolicyLayer):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """Move codes and scales between devices, but never convert them: a new dtype is the logical one only."""
-        stored = dict(self._buffers)
-        self._buffers.clear()
+        stored = {name: self._buffers.pop(name) for name in list(self._buffers) if name in self.method_tensors}
         try:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
             for name, tensor in stored.items():
-                # As bytes, for torch converts nothing but floating point.
-                stored[name] = tensor if tensor is None else fn(tensor.view(torch.uint8)).view(tensor.dtype)
+                if tensor is not None:
+                    # As bytes, for torch converts nothing but floating point.
+                    moved = fn(tensor.reshape(-1).view(torch.uint8))
+                    stored[name] = moved.view(tensor.dtype).reshape(tensor.shape)
         finally:
             self._buffers.update(stored)
         weight = self._parameters.get("weight")
@@ -197,14 +212,16 @@ class WeightLayer(PolicyLayer):
 
     def __getstate__(self) -> dict[str, Any]:
         # Codes travel as bytes: `pickle` alone cannot read float8 tensors back (`torch.save` can).
-        as_bytes = {
-            name: None if tensor is None else (tensor.view(torch.uint8), tensor.dtype)
-            for name, tensor in self._buffers.items()
-        }
-        return {**self.__dict__, "_buffers": as_bytes}
+        buffers: dict[str, Any] = dict(self._buffers)
+        for name, tensor in self._buffers.items():
+            if tensor is not None and tensor.is_floating_point() and tensor.itemsize == 1:
+                buffers[name] = (tensor.view(torch.uint8), tensor.dtype)
+        return {**self.__dict__, "_buffers": buffers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        buffers = {name: None if each is None else each[0].view(each[1]) for name, each in state["_buffers"].items()}
+        buffers = {
+            name: each[0].view(each[1]) if isinstance(each, tuple) else each for name, each in state["_buffers"].items()
+        }
         super().__setstate__({**state, "_buffers": buffers})  # type: ignore[no-untyped-call]
 
     def _load_from_state_dict(

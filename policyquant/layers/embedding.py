@@ -134,7 +134,8 @@ class ParallelLMHead(Linear):
             )
         self.__dict__["tied_to"] = None
         self._parameters.pop("weight", None)
-        self._buffers.clear()
+        for name in self.method_tensors:
+            self._buffers.pop(name, None)
         shared = embedding._parameters.get("weight")
         if shared is not None:
             self.register_parameter("weight", shared)

@@ -19,7 +19,7 @@ def misfits(layer: WeightLayer, state_dict: Mapping[str, object], prefix: str) -
     Entries that a layer lacks or does not know are left to torch, which lists them, unless the layer would be loaded
     by half: codes and their scales come together.
     """
-    stored = {name: tensor for name, tensor in layer._buffers.items() if tensor is not None}
+    stored = {name: each for name, each in layer._buffers.items() if each is not None and name in layer.method_tensors}
     found = {name: state_dict[prefix + name] for name in stored if prefix + name in state_dict}
     for name, tensor in found.items():
         own = stored[name]
