@@ -12,7 +12,7 @@ from torch import nn
 from policyquant.build.binding import ADOPTED, Binder, Binding
 from policyquant.build.layer_names import layer_names
 from policyquant.build.listed import listed
-from policyquant.build.loading import prepare, ties
+from policyquant.build.loading import not_to_share, prepare, ties
 from policyquant.build.output_scales import OutputScales, lacks_scale, without_scale
 from policyquant.build.stored_names import Renaming, StoredNames
 from policyquant.build.targets import class_names
@@ -125,7 +125,13 @@ def fit(
         if binding.scheme != NONE and type(binding.module) in ADOPTED:
             adopt(binding.module).layer_name = binding.name  # type: ignore[call-overload]  # just these classes
     model_dtype = dtype or getattr(torch, inventory.model_dtype)
-    found = [*problems, *binder.problems, *more, *prepare(bindings, dtype, model_dtype)]
+    found = [
+        *problems,
+        *binder.problems,
+        *more,
+        *not_to_share(ties(root), bindings),
+        *prepare(bindings, dtype, model_dtype),
+    ]
     if found:
         raise BuildError(listed(f"{type(root).__name__} does not fit {inventory.name}", found))
     return bindings

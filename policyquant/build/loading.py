@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -10,8 +10,9 @@ from torch import nn
 from policyquant.build.binding import Binding
 from policyquant.build.copies import Copies
 from policyquant.build.output_scales import read_output_scale
+from policyquant.build.parameter_like import parameter_like
 from policyquant.checkpoint.tensors import LazyTensor, Slot
-from policyquant.errors import BuildError, PolicyQuantError
+from policyquant.errors import PolicyQuantError
 from policyquant.layers.adopt import adopt_head
 from policyquant.layers.base import PolicyLayer, WeightLayer
 from policyquant.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -117,15 +118,15 @@ def _load_weights(
     module.take_method(method, device)
     if dtype is None and "weight" in module._buffers:
         _keep_bias_dtype(module, binding)
+    for key, before in binding.tensors.items():
+        after = module._parameters.get(key)
+        if key in module.method_tensors and after is not None and after is not before:
+            module._parameters[key] = parameter_like(before, after.detach())
     if type(method) is Unquantized and device.type == "cpu" and _held_as_stored(module, slots):
         copies.submit(method.load, module, slots)
     elif device.type != "meta":
         method.load(module, slots)
         method.process_weights_after_loading(module)
-    for key, before in binding.tensors.items():
-        after = module._parameters.get(key)
-        if after is not None:
-            after.requires_grad_(before.requires_grad)
 
 
 def _keep_bias_dtype(module: WeightLayer, binding: Binding) -> None:
@@ -156,7 +157,7 @@ def _load_plain(
             wanted = dtype if dtype is not None and stored.dtype.is_floating_point else stored.dtype
             owned = _empty(before, wanted, device).copy_(values)
             # Through the module, since some keep lists of their parameters beside.
-            setattr(module, key, nn.Parameter(owned, before.requires_grad))
+            setattr(module, key, parameter_like(before, owned))
         else:
             buffer = module._buffers[key]
             assert buffer is not None
@@ -187,28 +188,28 @@ def ties(root: nn.Module) -> Ties:
     return found
 
 
-def retie(found: Ties) -> None:
-    """What was one parameter is one again, or one quantized weight.
+def not_to_share(found: Ties, bindings: Iterable[Binding]) -> Iterator[str]:
+    """Say which layers share a weight that is to be quantized, and cannot use it then."""
+    quantized = {each.module: each for each in bindings if each.owns_weight and each.scheme.weight is not None}
+    for module, _, owner, name in found:
+        binding = quantized.get(owner) if name == "weight" else None
+        if binding is not None and not (isinstance(owner, nn.Embedding) and _is_head(module)):
+            yield (
+                f"{binding.name!r} gets {binding.scheme}, but shares its weight with a {type(module).__name__}; of"
+                " quantized weights only an embedding's can be shared, with a linear head: give it the method 'none'"
+            )
 
-    Raises:
-        BuildError: the weight was quantized, and the second layer cannot use it.
-    """
+
+def retie(found: Ties) -> None:
+    """What was one parameter is one again, or one quantized weight (see `not_to_share`)."""
     for module, key, owner, name in found:
         after = owner._parameters.get(name)
         if after is not None:
             setattr(module, key, after)
-            if isinstance(module, ParallelLMHead) and isinstance(owner, VocabParallelEmbedding):
-                module.tie_to(owner)
-        elif isinstance(owner, VocabParallelEmbedding) and (head := _head(module)) is not None:
+        if isinstance(owner, VocabParallelEmbedding) and (after is None or isinstance(module, ParallelLMHead)):
+            head = module if isinstance(module, ParallelLMHead) else adopt_head(module)
             head.tie_to(owner)
-        else:
-            raise BuildError(
-                f"{type(module).__name__} shares its {key!r} with a {type(owner).__name__} that is quantized; only a"
-                " linear head can use the weight of a quantized embedding"
-            )
 
 
-def _head(module: nn.Module) -> ParallelLMHead | None:
-    if isinstance(module, ParallelLMHead):
-        return module
-    return adopt_head(module) if type(module) in (nn.Linear, Linear) else None
+def _is_head(module: nn.Module) -> bool:
+    return isinstance(module, ParallelLMHead) or type(module) in (nn.Linear, Linear)

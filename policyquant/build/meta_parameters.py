@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from policyquant.build.parameter_like import parameter_like
 from policyquant.build.user_code import place_of_making
 from policyquant.layers.placeholders import placeholders
 
@@ -59,7 +60,7 @@ class Recorder:
         if parameter.is_meta:
             return parameter
         if parameter not in self._replaced:
-            self._replaced[parameter] = _meta_copy(parameter)
+            self._replaced[parameter] = parameter_like(parameter, parameter.detach().to("meta"))
         replaced: nn.Parameter = self._replaced[parameter]
         return replaced
 
@@ -99,17 +100,6 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _tensors(value)
-
-
-def _meta_copy(parameter: nn.Parameter) -> nn.Parameter:
-    data = parameter.detach().to("meta")
-    made: nn.Parameter
-    if nn.Parameter in type(parameter).__mro__[1:]:
-        made = torch.Tensor._make_subclass(type(parameter), data, parameter.requires_grad)
-    else:
-        made = nn.Parameter(data, requires_grad=parameter.requires_grad)
-    made.__dict__.update(parameter.__dict__)
-    return made
 
 
 class _Active(threading.local):

@@ -219,6 +219,20 @@ def test_two_decisions_about_one_tied_weight_are_an_error_that_names_both(traine
     assert "untie" in str(raised.value)
 
 
+def test_two_linears_that_share_a_weight_are_refused_before_anything_is_loaded() -> None:
+    def factory() -> nn.Module:
+        model = nn.ModuleDict({"first": nn.Linear(8, 8), "second": nn.Linear(8, 8)})
+        model["second"].weight = model["first"].weight
+        return model
+
+    def never(done: int, total: int, name: str) -> None:
+        raise AssertionError(name)
+
+    policy = {"layers": {"first": "fp8"}}
+    with pytest.raises(BuildError, match=r"'first' gets fp8 .*, but shares its weight with a Linear; .* method 'none'"):
+        build(factory, policy=policy, progress=never)
+
+
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
 def test_without_a_source_a_lazy_layer_is_refused_by_name() -> None:
     with pytest.raises(BuildError, match=r"LazyLinear '0': its 'weight' has no shape before a first forward"):

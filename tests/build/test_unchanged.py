@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from policyquant import build
+from policyquant.layers.linear import Linear
 from tests.build.test_build import Tied
 from tests.inventory.transformers_models import OF_FAMILIES
 
@@ -83,6 +84,20 @@ def test_a_memory_format_stays_what_the_factory_chose(policy: Any) -> None:
     images = torch.randn(1, 3, 9, 9)
     assert [p.stride() for p in model.parameters()] == [p.stride() for p in plain.parameters()]
     assert torch.equal(model(images), plain(images))
+
+
+@pytest.mark.parametrize("source", ["of the factory", "of a checkpoint"])
+@pytest.mark.parametrize("method", ["none", "fp8"])
+def test_what_an_author_set_on_a_parameter_stays(method: str, source: str) -> None:
+    def factory() -> nn.Module:
+        model = nn.Sequential(nn.Linear(8, 8), Linear(8, 8), nn.LayerNorm(8))
+        for parameter in model.parameters():
+            parameter.weight_decay = 0.0  # type: ignore[attr-defined]
+        return model
+
+    weights = None if source == "of the factory" else factory().state_dict()
+    model = build(factory, policy={"layers": {"{0,1}": method}}, source=weights)
+    assert [parameter.weight_decay for parameter in model.parameters()] == [0.0] * (6 if method == "none" else 4)
 
 
 @pytest.mark.slow
