@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from policyquant.layers.gradients import product
 from policyquant.layers.linear import Linear
 from policyquant.layers.logical_weight import LogicalWeight, with_bias
 from policyquant.methods.base import QuantMethod
+from policyquant.methods.registry import method_for
 from policyquant.quantized_tensor import QuantizedTensor
 
 
@@ -122,7 +124,8 @@ class ParallelLMHead(Linear):
         """Apply the embedding's weight from now on; the head's own is dropped, its bias stays.
 
         The Parameter of an unquantized embedding is shared; a quantized embedding does the head's work, and the head
-        owns no weight. Whoever gives the embedding another method ties again.
+        owns no weight. What the head hands on is its own affair: its output dtype stays. Whoever gives the embedding
+        another method ties again.
 
         Raises:
             PolicyQuantError: the two have different sizes.
@@ -140,7 +143,8 @@ class ParallelLMHead(Linear):
         if shared is not None:
             self.register_parameter("weight", shared)
         self.params_dtype = embedding.params_dtype
-        self.note_method(embedding.quant_method)
+        scheme = replace(embedding.scheme, output=self.scheme.output)
+        self.note_method(embedding.quant_method if scheme == embedding.scheme else method_for(scheme))
         self.__dict__["tied_to"] = embedding
 
     def take_method(self, method: QuantMethod, device: torch.device) -> None:
@@ -153,9 +157,9 @@ class ParallelLMHead(Linear):
     ) -> torch.Tensor | QuantizedTensor:
         """x [..., embedding_dim] → [..., num_embeddings], in the dtype that the plan says."""
         embedding = self.tied_to
-        if embedding is None or embedding.as_stored:
+        if embedding is None or "weight" in self._parameters:
             return super().forward(x)
-        weights = with_bias(embedding, self._parameters.get("bias"))
+        weights = with_bias(embedding, self._parameters.get("bias"), self.quant_method)
         return self._emit(product(weights, x))
 
     def __getattr__(self, name: str) -> Any:

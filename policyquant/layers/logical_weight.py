@@ -21,6 +21,7 @@ from policyquant.layers.gradients import product
 
 if TYPE_CHECKING:
     from policyquant.layers.base import WeightLayer
+    from policyquant.methods.base import QuantMethod
 
 dequantizations: Final[Counter[str]] = Counter()
 """How often the logical weight of each layer was computed for somebody who read it, by layer name."""
@@ -186,12 +187,14 @@ def _embedding_arguments(
     return input, weight, max_norm
 
 
-def with_bias(layer: WeightLayer, bias: torch.Tensor | None) -> WeightLayer:
-    """The layer itself if its bias is the one given, else one that shares all tensors but that."""
-    if bias is layer._parameters.get("bias"):
+def with_bias(layer: WeightLayer, bias: torch.Tensor | None, method: QuantMethod | None = None) -> WeightLayer:
+    """The layer itself if its bias, and its method if one is given, are these; else one that shares all its other
+    tensors."""
+    method = layer.quant_method if method is None else method
+    if bias is layer._parameters.get("bias") and method is layer.quant_method:
         return layer
     other: WeightLayer = layer.__class__.__new__(layer.__class__)
     other.__dict__.update(layer.__dict__)
     other.__dict__["_parameters"] = {**layer._parameters, "bias": bias}
-    other.__dict__["has_bias"] = bias is not None
+    other.__dict__.update(has_bias=bias is not None, quant_method=method, scheme=method.scheme)
     return other

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from policyquant import build
 from policyquant.errors import PolicyQuantError
 from policyquant.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from policyquant.methods.registry import method_for
+from policyquant.models.families import model_factory
 from policyquant.policy.scheme import Quantization, Scheme
 
 
@@ -45,3 +47,18 @@ def test_a_tied_head_shares_the_parameter() -> None:
 def test_a_head_of_another_size_is_not_tied() -> None:
     with pytest.raises(PolicyQuantError, match="cannot be tied"):
         ParallelLMHead(6, 8).tie_to(VocabParallelEmbedding(5, 8))
+
+
+@pytest.mark.parametrize("method", ["none", "int8_weight_only"])
+def test_a_tied_head_hands_on_its_own_output_dtype_and_the_embedding_its_own(method: str) -> None:
+    config = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    factory = model_factory({"model_type": "llama", "num_attention_heads": 2, "tie_word_embeddings": True, **config})
+    layers = {"*.embed_tokens": {"method": method, "output": "float16"}, "lm_head": {"output": "float32"}}
+    model = build(factory, policy={"layers": layers}, dtype=torch.bfloat16)
+    head, embedding = model.get_submodule("lm_head"), model.get_submodule("model.embed_tokens")
+    assert isinstance(head, ParallelLMHead)
+    assert isinstance(embedding, VocabParallelEmbedding)
+    assert head.tied_to is embedding
+    assert head(torch.randn(3, 16, dtype=torch.bfloat16)).dtype == torch.float32
+    assert embedding(torch.tensor([1, 2])).dtype == torch.float16
+    assert (str(head.scheme.output), str(embedding.scheme.output)) == ("float32", "float16")
