@@ -94,7 +94,9 @@ def load(
             module = binding.module
             if binding.output_scales and (device is None or device.type != "meta"):
                 binding.scheme = read_output_scale(binding.scheme, binding.output_scales)
-            if isinstance(module, PolicyLayer):
+            if isinstance(module, WeightLayer) and not binding.owns_weight and binding.scheme.weight is None:
+                module.note_method(method_for(binding.scheme))  # Of a tied layer too, the output is its own.
+            elif isinstance(module, PolicyLayer):
                 module.take_scheme(binding.scheme)
             where, plain = device or _device_of(binding), binding.plain_tensors
             if binding.owns_weight:

@@ -212,6 +212,14 @@ def test_a_tied_head_of_a_stranger_is_quantized_once_with_its_embedding(trained:
         torch.testing.assert_close(model(IDS), trained(IDS), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("method", ["none", "int8_weight_only"])
+def test_what_a_tied_head_of_a_stranger_hands_on_is_its_own_affair(trained: Model, method: str) -> None:
+    layers = {"tokens": method, "head": {"output": "bfloat16"}}
+    model: Any = build(Model, policy={"layers": layers}, source=trained.state_dict())
+    assert model(IDS).dtype == torch.bfloat16
+    assert model.tokens(IDS).dtype == torch.float32
+
+
 def test_two_decisions_about_one_tied_weight_are_an_error_that_names_both(trained: Model) -> None:
     policy = {"layers": {"tokens": "int8_weight_only", "head": "fp8"}}
     with pytest.raises(BuildError, match=r"(?s)tokens.*head|head.*tokens") as raised:
