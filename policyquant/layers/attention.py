@@ -11,7 +11,8 @@ import torch.nn.functional as F  # noqa: N812 (its customary name)
 from policyquant.errors import PolicyQuantError
 from policyquant.kernels import ops
 from policyquant.layers.base import QuantConfig
-from policyquant.layers.output import QUANTIZED, EmittingLayer
+from policyquant.layers.output import EmittingLayer
+from policyquant.methods.dtypes import FP8
 from policyquant.policy.scheme import Quantization, Scheme
 from policyquant.quantized_tensor import QuantizedTensor
 
@@ -38,7 +39,7 @@ class KVCache:
         stored = self.dtype
         if quantization is not None:
             check_kv_cache(quantization)
-            stored = QUANTIZED[quantization.dtype]
+            stored = FP8[quantization.dtype]
             scale = 1.0 if quantization.scale is None else quantization.scale
             self.scale = torch.full((1,), scale, dtype=torch.float32, device=device)
         # Zeros, so that positions not yet filled hold nothing that could spread if they were read.
@@ -100,9 +101,9 @@ def check_kv_cache(quantization: Quantization, layer_name: str = "") -> None:
         PolicyQuantError: the dtype is not an 8-bit float, or the scale is not one static scale for the cache.
     """
     where = f"{layer_name}: " if layer_name else ""
-    if quantization.dtype not in QUANTIZED:
+    if quantization.dtype not in FP8:
         raise PolicyQuantError(
-            f"{where}a KV cache cannot be stored as {quantization.dtype}; expected one of {', '.join(QUANTIZED)}"
+            f"{where}a KV cache cannot be stored as {quantization.dtype}; expected one of {', '.join(FP8)}"
         )
     if quantization.granularity != "tensor":
         raise PolicyQuantError(

@@ -5,29 +5,15 @@ A layer that emits FP8 returns a `QuantizedTensor`, which the next linear reads 
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 
 from policyquant.errors import PolicyQuantError, did_you_mean
 from policyquant.kernels import ops
 from policyquant.layers.base import PolicyLayer
 from policyquant.layers.gradients import without_gradient
+from policyquant.methods.dtypes import FP8, PLAIN
 from policyquant.policy.scheme import Quantization, Scheme
 from policyquant.quantized_tensor import QuantizedTensor
-
-PLAIN: Final = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
-"""Names of the dtypes in which a layer may hand on a plain tensor → the dtype."""
-
-QUANTIZED: Final = {
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "float8_e5m2": torch.float8_e5m2,
-}
-"""Names of the dtypes in which a layer may hand on codes → the dtype."""
 
 
 def check_output(output: str | Quantization | None, layer_name: str = "") -> None:
@@ -47,10 +33,10 @@ def check_output(output: str | Quantization | None, layer_name: str = "") -> Non
                 f"{did_you_mean(output, PLAIN)}"
             )
         return
-    if output.dtype not in QUANTIZED:
+    if output.dtype not in FP8:
         raise PolicyQuantError(
-            f"{where}an output cannot be quantized to {output.dtype!r}; expected one of {', '.join(QUANTIZED)}"
-            f"{did_you_mean(output.dtype, QUANTIZED)}"
+            f"{where}an output cannot be quantized to {output.dtype!r}; expected one of {', '.join(FP8)}"
+            f"{did_you_mean(output.dtype, FP8)}"
         )
     if output.granularity not in ("tensor", "token"):
         raise PolicyQuantError(
@@ -79,7 +65,7 @@ def quantize_output(x: torch.Tensor, output: str | Quantization | None) -> torch
 
 
 def _codes(x: torch.Tensor, output: Quantization) -> QuantizedTensor:
-    dtype = QUANTIZED[output.dtype]
+    dtype = FP8[output.dtype]
     if output.granularity == "token":
         data, scale = ops.per_token_scaled_fp8_quant(x, output.scale_ub, dtype)
         return QuantizedTensor(data, scale, "token", x.dtype)

@@ -22,15 +22,13 @@ import torch
 from policyquant.checkpoint.tensors import LazyTensor, Slot
 from policyquant.errors import PolicyQuantError
 from policyquant.kernels import reference
+from policyquant.methods.dtypes import PLAIN
 from policyquant.policy.methods import MethodSpec
 from policyquant.policy.scheme import Scheme
 from policyquant.quantized_tensor import QuantizedTensor
 
-PLAIN_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+PLAIN_DTYPES = frozenset(PLAIN.values())
 """What a weight that is not stored quantized may be stored in."""
-
-OUTPUT_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-"""Names of plain output dtypes in plans → PyTorch's."""
 
 
 class WeightLayer(Protocol):

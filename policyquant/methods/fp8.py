@@ -59,19 +59,16 @@ from policyquant.errors import PolicyQuantError
 from policyquant.kernels import ops, reference
 from policyquant.kernels.cpu.quantize import fp8_scale
 from policyquant.methods.base import (
-    OUTPUT_DTYPES,
     PLAIN_DTYPES,
-    QuantMethod,
     WeightLayer,
     input_rows,
     reference_values,
 )
+from policyquant.methods.dtypes import FP8
 from policyquant.methods.pieces import (
     buffer,
-    by_row,
     check_bias,
     check_places,
-    create_bias,
     entry,
     load_bias,
     misshapen,
@@ -82,26 +79,24 @@ from policyquant.methods.pieces import (
     runs,
 )
 from policyquant.methods.registry import register
+from policyquant.methods.scaled_codes import ScaledCodes
 from policyquant.policy.methods import METHODS
 from policyquant.policy.scheme import Quantization
 from policyquant.quantized_tensor import QuantizedTensor
-
-FP8: Final = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
-"""Names of the formats in plans → PyTorch's dtypes."""
 
 _SUFFIXES: Final = frozenset({"weight", "weight_scale", "input_scale", "bias"})
 
 
 @register
-class Fp8(QuantMethod):
+class Fp8(ScaledCodes):
     """FP8 weights and activations; see the module's docstring."""
 
     spec = METHODS["fp8"]
 
     @property
-    def _weight(self) -> Quantization:
-        assert self.scheme.weight is not None
-        return self.scheme.weight
+    def code_dtype(self) -> torch.dtype:
+        """That of the weight's codes."""
+        return FP8[self.weight_quantization.dtype]
 
     @property
     def _input(self) -> Quantization:
@@ -109,18 +104,12 @@ class Fp8(QuantMethod):
         return self.scheme.input
 
     def create_weights(self, layer: WeightLayer, device: torch.device) -> None:
-        """Codes [.., N, K], scales, and the bias unless the layer has one on this device."""
-        leading = () if layer.num_experts is None else (layer.num_experts,)
-        rows, parts = (*leading, layer.out_features), (*leading, len(layer.parts))
-        scales = (*rows, 1) if self._weight.granularity == "channel" else parts
-        layer._parameters.pop("weight", None)
-        # Straight into the table: the layer's `weight` is its logical view, with which registering would collide.
-        layer._buffers["weight"] = torch.empty((*rows, layer.in_features), dtype=FP8[self._weight.dtype], device=device)
-        layer._buffers["weight_scale"] = torch.empty(scales, dtype=torch.float32, device=device)
+        """Codes, scales, static scales of the input, and the bias unless the layer has one on this device."""
+        super().create_weights(layer, device)
         layer._buffers.pop("input_scale", None)
         if self._input.scheme == "static":
+            parts = (len(layer.parts),) if layer.num_experts is None else (layer.num_experts, len(layer.parts))
             layer._buffers["input_scale"] = torch.empty(parts, dtype=torch.float32, device=device)
-        create_bias(layer, device)
 
     def check(self, layer: WeightLayer, tensors: Mapping[Slot, LazyTensor]) -> Iterator[str]:
         """What is missing, surplus, or of a shape or dtype that cannot be loaded."""
@@ -191,14 +180,16 @@ class Fp8(QuantMethod):
         stored = tensors.get(Slot("weight_scale", part, expert)) if source.dtype in FP8.values() else None
         scale = None if stored is None else _scale(stored)
         codes, scales = entry(buffer(layer, "weight"), expert)[rows], entry(buffer(layer, "weight_scale"), expert)
-        per_channel = self._weight.granularity == "channel"
-        if scale is not None and source.dtype == codes.dtype and (per_channel or scale.numel() == 1):
+        if scale is not None and source.dtype == codes.dtype and (self.per_channel or scale.numel() == 1):
             for start, stop in runs(source.shape):
                 chunk = source.rows(start, stop).read()
                 refuse_nonfinite(source, chunk, start)
                 codes[start:stop].copy_(chunk)
-            scales[rows if per_channel else slice(index, index + 1)].copy_(scale if per_channel else scale.reshape(1))
-        elif per_channel:
+            if self.per_channel:
+                scales[rows].copy_(scale)
+            else:
+                scales[index : index + 1].copy_(scale.reshape(1))
+        elif self.per_channel:
             for start, stop in runs(source.shape):
                 values = _values(source, scale, start, stop)
                 own = fp8_scale(refuse_nonfinite(source, values, start), None, codes.dtype)
@@ -225,19 +216,19 @@ class Fp8(QuantMethod):
 
     def apply(self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor) -> torch.Tensor:
         """x [..., K] → [..., N]. Codes that a `QuantizedTensor` brings in the plan's format are read as they are."""
-        out_dtype, rows, flat = self._out_dtype(layer), layer.out_features, input_rows(layer, x)
+        out_dtype, rows, flat = self.out_dtype(layer), layer.out_features, input_rows(layer, x)
         if 0 in x.shape:
             return torch.empty((*x.shape[:-1], rows), dtype=out_dtype, device=x.device)
         scale = layer._buffers.get("input_scale")
         read = self._quantize(flat, None if scale is None else scale[:1])
-        weight_scale = self._weight_scale(layer, buffer(layer, "weight_scale"))
+        weight_scale = self.product_scale(layer, buffer(layer, "weight_scale"))
         bias = layer._parameters.get("bias")
         y = ops.scaled_mm(read.data, buffer(layer, "weight"), read.scale, weight_scale, bias, out_dtype)
         return y.reshape(*x.shape[:-1], rows)
 
     def apply_experts(self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor, counts: list[int]) -> torch.Tensor:
         """x [T, K] sorted by expert → [T, N]; dynamic scales are those of the whole input, static ones the expert's."""
-        out = torch.empty((x.shape[0], layer.out_features), dtype=self._out_dtype(layer), device=x.device)
+        out = torch.empty((x.shape[0], layer.out_features), dtype=self.out_dtype(layer), device=x.device)
         if 0 in x.shape:
             return out
         x = input_rows(layer, x)
@@ -250,25 +241,11 @@ class Fp8(QuantMethod):
                 continue
             chosen = slice(start, start + count)
             rows = self._quantize(x[chosen], None if static is None else static[expert, :1])
-            weight_scale = self._weight_scale(layer, scales[expert])
+            weight_scale = self.product_scale(layer, scales[expert])
             own_bias = None if bias is None else bias[expert]
             out[chosen] = ops.scaled_mm(rows.data, weight[expert], rows.scale, weight_scale, own_bias, out.dtype)
             start += count
         return out
-
-    def dequantize(self, layer: WeightLayer) -> torch.Tensor:
-        """[N, K] or [experts, N, K] in `layer.params_dtype`."""
-        scale = buffer(layer, "weight_scale")
-        if self._weight.granularity == "tensor":
-            scale = by_row(layer, scale)
-        return ops.dequantize(buffer(layer, "weight"), scale, layer.params_dtype)
-
-    def reference_weight(self, layer: WeightLayer) -> torch.Tensor:
-        """Codes times scales."""
-        scale = buffer(layer, "weight_scale")
-        if self._weight.granularity == "tensor":
-            scale = by_row(layer, scale)
-        return reference.dequantize(buffer(layer, "weight"), scale)
 
     def reference_input(
         self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor, counts: list[int] | None = None
@@ -291,10 +268,6 @@ class Fp8(QuantMethod):
             codes, scale = reference.dynamic_scaled_fp8_quant(values, self._input.scale_ub, dtype)
         return reference.dequantize(codes, scale)
 
-    def _out_dtype(self, layer: WeightLayer) -> torch.dtype:
-        output = self.scheme.output
-        return OUTPUT_DTYPES[output] if isinstance(output, str) else layer.params_dtype
-
     def _quantize(self, x: torch.Tensor | QuantizedTensor, static: torch.Tensor | None) -> QuantizedTensor:
         """x as codes; `static` [1] is the scale to use, if it is fixed."""
         dtype = FP8[self._input.dtype]
@@ -309,12 +282,6 @@ class Fp8(QuantMethod):
             return QuantizedTensor(data, scale, "token", x.dtype)
         data, scale = ops.dynamic_scaled_fp8_quant(x, self._input.scale_ub, dtype)
         return QuantizedTensor(data, scale, "tensor", x.dtype)
-
-    def _weight_scale(self, layer: WeightLayer, scale: torch.Tensor) -> torch.Tensor:
-        """Scales of one weight as the product takes them: [N, 1], or [1] where one covers it all."""
-        if self._weight.granularity == "channel" or len(layer.parts) == 1:
-            return scale
-        return by_row(layer, scale)
 
 
 def _values(source: LazyTensor, scale: torch.Tensor | None, start: int, stop: int) -> torch.Tensor:

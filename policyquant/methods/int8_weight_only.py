@@ -46,15 +46,14 @@ from typing import Final
 import torch
 
 from policyquant.checkpoint.tensors import LazyTensor, Slot
-from policyquant.kernels import ops, reference
-from policyquant.methods.base import OUTPUT_DTYPES, QuantMethod, WeightLayer, input_rows, reference_values
+from policyquant.kernels import ops
+from policyquant.kernels.cpu.quantize import INT8_HALF_RANGE, SMALLEST_SCALE
+from policyquant.methods.base import WeightLayer, input_rows, reference_values
 from policyquant.methods.pieces import (
     buffer,
-    by_row,
     check_bias,
     check_places,
     check_plain_weight,
-    create_bias,
     entry,
     load_bias,
     pieces,
@@ -62,35 +61,23 @@ from policyquant.methods.pieces import (
     runs,
 )
 from policyquant.methods.registry import register
+from policyquant.methods.scaled_codes import ScaledCodes
 from policyquant.policy.methods import METHODS
 from policyquant.quantized_tensor import QuantizedTensor
 
 _SUFFIXES: Final = frozenset({"weight", "bias"})
-_STEPS: Final = 127.5
-"""Half of the 255 steps between -128 and 127."""
 
 
 @register
-class Int8WeightOnly(QuantMethod):
+class Int8WeightOnly(ScaledCodes):
     """INT8 weights; see the module's docstring."""
 
     spec = METHODS["int8_weight_only"]
 
     @property
-    def _per_channel(self) -> bool:
-        assert self.scheme.weight is not None
-        return self.scheme.weight.granularity == "channel"
-
-    def create_weights(self, layer: WeightLayer, device: torch.device) -> None:
-        """Codes [.., N, K], scales, and the bias unless the layer has one on this device."""
-        leading = () if layer.num_experts is None else (layer.num_experts,)
-        rows, parts = (*leading, layer.out_features), (*leading, len(layer.parts))
-        layer._parameters.pop("weight", None)
-        # Straight into the table: the layer's `weight` is its logical view, with which registering would collide.
-        layer._buffers["weight"] = torch.empty((*rows, layer.in_features), dtype=torch.int8, device=device)
-        scales = (*rows, 1) if self._per_channel else parts
-        layer._buffers["weight_scale"] = torch.empty(scales, dtype=torch.float32, device=device)
-        create_bias(layer, device)
+    def code_dtype(self) -> torch.dtype:
+        """That of the weight's codes."""
+        return torch.int8
 
     def check(self, layer: WeightLayer, tensors: Mapping[Slot, LazyTensor]) -> Iterator[str]:
         """What is missing, surplus, or of a shape or dtype that cannot be loaded."""
@@ -110,7 +97,7 @@ class Int8WeightOnly(QuantMethod):
                 codes = entry(buffer(layer, "weight"), expert)[rows]
                 scales = entry(buffer(layer, "weight_scale"), expert)
                 source = tensors[Slot("weight", part, expert)]
-                if self._per_channel:
+                if self.per_channel:
                     _quantize_rows(source, codes, scales[rows])
                 else:
                     number = index % len(layer.parts)
@@ -122,8 +109,8 @@ class Int8WeightOnly(QuantMethod):
         if isinstance(x, QuantizedTensor):
             x = x.dequantize()
         flat = input_rows(layer, x)
-        scale, bias = self._scale(layer, buffer(layer, "weight_scale")), layer._parameters.get("bias")
-        y = ops.int8_weight_only_mm(flat, buffer(layer, "weight"), scale, bias, self._out_dtype(layer))
+        scale, bias = self.product_scale(layer, buffer(layer, "weight_scale")), layer._parameters.get("bias")
+        y = ops.int8_weight_only_mm(flat, buffer(layer, "weight"), scale, bias, self.out_dtype(layer))
         return y.reshape(*x.shape[:-1], layer.out_features)
 
     def apply_experts(self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor, counts: list[int]) -> torch.Tensor:
@@ -131,13 +118,13 @@ class Int8WeightOnly(QuantMethod):
         if isinstance(x, QuantizedTensor):
             x = x.dequantize()
         x = input_rows(layer, x)
-        out = torch.empty((x.shape[0], layer.out_features), dtype=self._out_dtype(layer), device=x.device)
+        out = torch.empty((x.shape[0], layer.out_features), dtype=self.out_dtype(layer), device=x.device)
         weight, scales, bias = buffer(layer, "weight"), buffer(layer, "weight_scale"), layer._parameters.get("bias")
         start = 0
         for expert, count in enumerate(counts):
             if count:
                 rows = slice(start, start + count)
-                scale = self._scale(layer, scales[expert])
+                scale = self.product_scale(layer, scales[expert])
                 own_bias = None if bias is None else bias[expert]
                 out[rows] = ops.int8_weight_only_mm(x[rows], weight[expert], scale, own_bias, out.dtype)
                 start += count
@@ -145,38 +132,18 @@ class Int8WeightOnly(QuantMethod):
 
     def embed(self, layer: WeightLayer, ids: torch.Tensor) -> torch.Tensor:
         """Rows of the weight, turned back: ids [...] → [..., K]."""
-        scale = self._scale(layer, buffer(layer, "weight_scale"))
+        scale = self.product_scale(layer, buffer(layer, "weight_scale"))
         flat = ids.reshape(-1)
         # Unlike an index, this refuses what is no row: negative numbers, and masks.
         chosen = scale.index_select(0, flat) if scale.dim() == 2 else scale
-        rows = ops.dequantize(buffer(layer, "weight").index_select(0, flat), chosen, self._out_dtype(layer))
+        rows = ops.dequantize(buffer(layer, "weight").index_select(0, flat), chosen, self.out_dtype(layer))
         return rows.reshape(*ids.shape, layer.in_features)
-
-    def dequantize(self, layer: WeightLayer) -> torch.Tensor:
-        """[N, K] or [experts, N, K] in `layer.params_dtype`."""
-        scale = buffer(layer, "weight_scale")
-        return ops.dequantize(
-            buffer(layer, "weight"), scale if self._per_channel else by_row(layer, scale), layer.params_dtype
-        )
-
-    def reference_weight(self, layer: WeightLayer) -> torch.Tensor:
-        """Codes times scales."""
-        scale = buffer(layer, "weight_scale")
-        return reference.dequantize(buffer(layer, "weight"), scale if self._per_channel else by_row(layer, scale))
 
     def reference_input(
         self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor, counts: list[int] | None = None
     ) -> torch.Tensor:
         """x itself."""
         return reference_values(x)
-
-    def _scale(self, layer: WeightLayer, scale: torch.Tensor) -> torch.Tensor:
-        """Scales of one weight as the product takes them: [N, 1], or [1] where one covers it all."""
-        return scale if self._per_channel or len(layer.parts) == 1 else by_row(layer, scale)
-
-    def _out_dtype(self, layer: WeightLayer) -> torch.dtype:
-        output = self.scheme.output
-        return OUTPUT_DTYPES[output] if isinstance(output, str) else layer.params_dtype
 
 
 def _quantize_rows(source: LazyTensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
@@ -192,8 +159,8 @@ def _quantize_whole(source: LazyTensor, codes: torch.Tensor, scale: torch.Tensor
     for start, stop in runs(source.shape):
         chunk = source.rows(start, stop).read()
         largest = max(largest, float(refuse_nonfinite(source, chunk, start).amax()))
-    one = torch.tensor([largest / _STEPS], dtype=torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
+    one = torch.tensor([largest / INT8_HALF_RANGE], dtype=torch.float32).clamp_(min=SMALLEST_SCALE)
     for start, stop in runs(source.shape):
-        values = source.rows(start, stop).read().to(torch.float32) / one
-        codes[start:stop].copy_(values.round().clamp(-128, 127).to(torch.int8))
+        values = source.rows(start, stop).read().to(torch.float32, copy=True)
+        codes[start:stop].copy_(values.div_(one).round_().clamp_(-128, 127))
     scale.copy_(one)

@@ -38,7 +38,8 @@ import torch
 from torch.nn import functional
 
 from policyquant.checkpoint.tensors import LazyTensor, Slot
-from policyquant.methods.base import OUTPUT_DTYPES, QuantMethod, WeightLayer, reference_values
+from policyquant.methods.base import QuantMethod, WeightLayer, reference_values
+from policyquant.methods.dtypes import PLAIN
 from policyquant.methods.pieces import (
     check_bias,
     check_places,
@@ -131,4 +132,4 @@ class Unquantized(QuantMethod):
 
     def _emit(self, y: torch.Tensor) -> torch.Tensor:
         output = self.scheme.output
-        return y.to(OUTPUT_DTYPES[output]) if isinstance(output, str) else y
+        return y.to(PLAIN[output]) if isinstance(output, str) else y

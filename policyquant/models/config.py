@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from policyquant.errors import PolicyQuantError
-from policyquant.layers.output import PLAIN
+from policyquant.methods.dtypes import PLAIN
 
 _QWEN: Final = frozenset({"qwen2", "qwen3", "qwen3_moe"})
 _QK_NORM: Final = frozenset({"qwen3", "qwen3_moe"})

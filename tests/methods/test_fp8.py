@@ -15,7 +15,8 @@ from policyquant.checkpoint.tensors import LazyTensor, MemoryTensor, Slot
 from policyquant.errors import PolicyQuantError
 from policyquant.layers.base import WeightLayer
 from policyquant.methods import fp8, pieces
-from policyquant.methods.fp8 import FP8, Fp8
+from policyquant.methods.dtypes import FP8
+from policyquant.methods.fp8 import Fp8
 from policyquant.plan.sizes import scheme_bytes
 from policyquant.policy.load import load_policy
 from policyquant.policy.methods import METHODS
