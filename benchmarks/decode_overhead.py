@@ -48,7 +48,8 @@ def run(*, tiny: bool = False) -> Outcome:
     outcome = Outcome()
     outcome.tables.append(
         times(
-            f"{'A small model' if tiny else 'SmolLM2-135M'}, one token after {POSITIONS}, {len(seconds[0])} steps",
+            f"{'A small model' if tiny else 'SmolLM2-135M'}, one token after {POSITIONS}, {len(seconds[0])} steps,"
+            f" {torch.get_num_threads()} threads",
             ("policyquant layers, none", "nn.Linear and nn.Embedding"),
             [Timing(tuple(each)) for each in seconds],
         )

@@ -16,5 +16,5 @@ def fused_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The norm of x + residual, and that sum."""
-    total = (x + residual).contiguous()
+    total = (x + residual).to(x.dtype).contiguous()
     return rms_norm(total, weight, eps), total

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from policyquant.kernels import ops
+from policyquant.kernels import ops, reference
 
 X = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
 
@@ -31,3 +31,12 @@ def test_fused_add_norms_the_sum_and_returns_it() -> None:
     y, total = ops.fused_add_rms_norm(X, 2 * X, weight, 1e-6)
     assert torch.equal(total, X + 2 * X)
     assert torch.equal(y, ops.rms_norm(total, weight, 1e-6))
+
+
+def test_a_residual_of_another_dtype_is_handed_on_in_that_of_x() -> None:
+    x, residual, weight = torch.ones(2, 8).bfloat16(), torch.full((2, 8), 1e-3), torch.ones(8).bfloat16()
+    normalized, total = ops.fused_add_rms_norm(x, residual, weight, 1e-6)
+    expected, expected_total = reference.fused_add_rms_norm(x, residual, weight, 1e-6)
+    assert normalized.dtype == total.dtype == torch.bfloat16
+    assert torch.equal(total, expected_total)
+    torch.testing.assert_close(normalized, expected.bfloat16())
