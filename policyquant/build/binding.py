@@ -157,8 +157,8 @@ class Binder:
         plans: dict[str, LayerPlan] = {}
         for share in found:
             name = share.stored.name
-            if name not in plans and name in self._plan:
-                plans[name] = self._plan[name]
+            if name not in plans and (plan := self._plan.get(name)) is not None:
+                plans[name] = plan
         self._bound.update(plans)
         first = next(iter(plans.values()), None)
         if first is None:
@@ -200,7 +200,8 @@ class Binder:
         stored = found[0].stored if len(found) == 1 else None
         if stored is None or stored.part is not None or not binding.owns_weight or stored.layer.kind == "moe":
             return found
-        left = self._plan is not None and stored.name in self._plan and self._plan[stored.name].method == "none"
+        plan = None if self._plan is None else self._plan.get(stored.name)
+        left = plan is not None and plan.method == "none"
         shapes = [part.shape for part in stored.layer.parts]
         own = binding.tensors["weight"].shape[0]
         if left or not self._arrangement.divisible(stored) or sum(shape[0] for shape in shapes if shape) != own:
@@ -283,16 +284,16 @@ class Binder:
             self._used.update(full for _, full in share.stored.tensor_names(self._tensors))
         if self._plan is None:
             return
-        first = dict.fromkeys(share.stored.name for share in found if share.stored.name in self._plan)
-        for other in dict.fromkeys(share.stored.name for share in others):
-            if other in first or other not in self._plan:
+        first = dict.fromkeys(share.stored.name for share in found)
+        for other in dict.fromkeys(share.stored.name for share in others if share.stored.name not in first):
+            two = self._plan.get(other)
+            if two is None:
                 continue
             self._bound.add(other)
-            for own in first:
-                one, two = self._plan[own], self._plan[other]
+            for one in filter(None, map(self._plan.get, first)):
                 if two.decided_by != "nothing" and one.scheme != two.scheme:
                     self.problems.append(
-                        f"{own!r} and {other!r} are one module under two names, which the plan decides apart:"
+                        f"{one.name!r} and {two.name!r} are one module under two names, which the plan decides apart:"
                         f" {one.scheme}{_by(one)}, but {two.scheme}{_by(two)}"
                     )
 

@@ -70,7 +70,7 @@ class Origin:
         parts = part_names(module, name)
         found = [share.stored.name for share in shares(self.names, Target(module, name, parts, {}))]
         found += [self._added[part.name] for part in parts if part.name in self._added]
-        return [self.plan[each] for each in dict.fromkeys(found) if each in self.plan]
+        return [plan for each in dict.fromkeys(found) if (plan := self.plan.get(each)) is not None]
 
     def scheme_for(self, module: nn.Module, name: str) -> Scheme:
         """The scheme of a module; `none` for one that the plan does not have.

@@ -70,20 +70,24 @@ class Plan:
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._find(name) is not None
 
+    def get(self, name: str) -> LayerPlan | None:
+        """The plan of one layer, as `plan[name]`; None if no layer has this name."""
+        found = self._find(name)
+        return None if found is None else found[0].at(found[1])
+
     def __getitem__(self, name: str) -> LayerPlan:
         """The plan of one layer, by its checkpoint name or (in a plan just resolved) any other name of it.
 
         Raises:
             KeyError: no layer has this name.
         """
-        found = self._find(name)
+        found = self.get(name)
         if found is None:
             inside = sum(layer.startswith(f"{name}.") for row in self.rows for layer in row.names())
             if inside:
                 raise KeyError(f"{name!r} is no layer but a module with {inside:,} layers inside")
             raise KeyError(f"no layer is named {name!r}{did_you_mean(name, self._near(name))}")
-        row, indices = found
-        return row.at(indices)
+        return found
 
     def _find(self, name: str) -> tuple[Row, Indices] | None:
         try:
