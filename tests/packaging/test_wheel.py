@@ -92,6 +92,18 @@ def test_the_wheel_carries_the_license_and_the_runtime_dependencies(wheel: Path)
     assert needed == {"google-re2", "jsonschema", "pyyaml", "rich"}
 
 
+def test_what_torch_and_safetensors_need_to_compute_and_write_comes_with_the_extra(wheel: Path) -> None:
+    """Neither asks for numpy: safetensors cannot write a file without it, and torch warns in every run."""
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = Parser().parsestr(archive.read(f"{INFORMATION}/METADATA").decode())
+    wanted = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" in line]
+    extras = {
+        name: {line.partition(";")[0] for line in wanted if f'extra == "{name}"' in line} for name in ("torch", "run")
+    }
+    assert {line.partition(">")[0] for line in extras["torch"]} == {"numpy", "safetensors", "torch"}
+    assert "policyquant[torch]" in extras["run"]
+
+
 def test_the_command_tells_its_version(installed: Path, tmp_path: Path) -> None:
     assert run(installed / "policyquant", "--version", cwd=tmp_path).split() == ["policyquant", VERSION]
 
