@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any, Final, NoReturn
 
 from policyquant.cli import output
@@ -33,21 +34,38 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", _HelpFormatter)
         super().__init__(allow_abbrev=False, **settings)
+        self._words: list[str] = []
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """The arguments that these words give. Options may stand between the others."""
+        self._words = list(words)
+        return self.parse_intermixed_args(self._words)
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line, and where to read more; exit status 2."""
         unknown = re.fullmatch(r"unrecognized arguments: (.*)", message, re.DOTALL)
-        if unknown:
+        option = self._unknown_option()
+        # What is missing may be what was misspelled: argparse looks for the former first.
+        if option is not None and (unknown or message.startswith("the following arguments are required")):
+            message = f"no option {option}{did_you_mean(option, self._option_string_actions)}"
+        elif unknown:
             word = unknown.group(1).split(" ")[0]
-            known = [option for action in self._actions for option in action.option_strings]
-            if word.startswith("-"):
-                message = f"no option {word.split('=')[0]}{did_you_mean(word.split('=')[0], known)}"
-            else:
-                message = f"one argument too many: {word!r}"
-                if "--policy" in known and what_is(word) == "policy":
-                    message += f"; did you mean --policy {word}?"
+            message = f"one argument too many: {word!r}"
+            if "--policy" in self._option_string_actions and what_is(word) == "policy":
+                message += f"; did you mean --policy {word}?"
         output.error(f"{message} (see: {self.prog} --help)")
         raise SystemExit(Status.NOT_UNDERSTOOD)
+
+    def _unknown_option(self) -> str | None:
+        """The first word that looks like an option and is none. `--` ends the options; a number is a value."""
+        known = self._option_string_actions
+        for word in takewhile(lambda word: word != "--", self._words):
+            option = word.partition("=")[0]
+            if re.match(r"-[^\d.\s]", option) and " " not in option and option not in known:
+                short = option[:2]
+                if option.startswith("--") or short not in known:
+                    return option
+        return None
 
 
 def add_global_options(parser: argparse.ArgumentParser) -> None:

@@ -93,7 +93,7 @@ def _run(words: list[str]) -> int:
     parser = CommandParser(prog=f"policyquant {name}", description=summary[0].upper() + summary[1:] + ".")
     module.add_arguments(parser)
     add_global_options(parser)
-    arguments = parser.parse_intermixed_args([*before, *after])
+    arguments = parser.read([*before, *after])
     output.settings.quiet, output.settings.verbose = arguments.quiet, arguments.verbose
     status: int = module.run(arguments)
     return status
@@ -106,11 +106,12 @@ def _without_command(words: list[str]) -> NoReturn:
     parser = CommandParser(
         prog="policyquant",
         usage="policyquant [options] COMMAND ...",
-        description="One policy file decides, for every layer of a model, how it is quantized and what it hands on.",
+        description="One policy file decides, for every layer of a model, how it is quantized and what dtype its output"
+        " has.",
         epilog=f"commands:\n{listing}\n\nexample:\n  policyquant inspect path/to/model --policy fp8-dynamic\n\n"
         "exit status: 0 fine; 1 the answer is no (errors found, difference found); 2 the request was not understood",
     )
     add_global_options(parser)
-    parser.parse_args(words)
+    parser.read(words)
     parser.print_help(sys.stderr)
     raise SystemExit(Status.NOT_UNDERSTOOD)

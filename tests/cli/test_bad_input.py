@@ -93,6 +93,21 @@ def test_a_bad_file_is_a_message(
         (("inspect",), "the following arguments are required: MODEL (see: policyquant inspect --help)"),
         (("inspect", MIXTRAL, "--polcy", "x"), "no option --polcy; did you mean '--policy'?"),
         (("inspect", MIXTRAL, "--pol=x"), "no option --pol"),
+        # An option that is required may be there, misspelled: that is what to say, not that it is missing.
+        (
+            ("run", "model", "--promt", "hi"),
+            "no option --promt; did you mean '--prompt'? (see: policyquant run --help)",
+        ),
+        (("run", "model", "--promt=hi there"), "no option --promt; did you mean '--prompt'?"),
+        (("run", "--prmpt", "hi"), "no option --prmpt; did you mean '--prompt'?"),
+        (("explain", MIXTRAL, "--polcy=fp8-kv"), "no option --polcy; did you mean '--policy'?"),
+        (("explain", MIXTRAL, "-Z"), "no option -Z"),
+        (("--qiet", "inspect"), "no option --qiet; did you mean '--quiet'?"),
+        (("--strct",), "no option --strct; did you mean '--strict'?"),
+        (("run", "model", "--top-k", "3"), "the following arguments are required: --prompt"),
+        (("explain", "--", "--promt"), "the following arguments are required: MODEL, NAME"),
+        (("inspect", MIXTRAL, "extra", "--polcy", "fp8-kv"), "no option --polcy; did you mean '--policy'?"),
+        (("presets", "fp8-kv", "-1"), "one argument too many: '-1'"),
         (("inspect", MIXTRAL, "extra", "--policy", "fp8-kv"), "one argument too many: 'extra'"),
         (("inspect", MIXTRAL, "--policy"), "expected one argument"),
         (
