@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,17 @@ def test_presets_are_listed_with_what_they_do(run: Run) -> None:
     lines = run("presets").out.splitlines()[1:]
     assert tuple(line.split()[0] for line in lines) == preset_names()
     assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_presets_that_run_are_told_from_those_that_are_only_decided(run: Run) -> None:
+    status, out, err = run("presets")
+    assert status == 0
+    assert err == "note: a preset whose method does not run yet is decided and counted, but build refuses it\n"
+    runs = {line.split()[0]: " ".join(re.split("  +", line)[1:2]) for line in out.splitlines()[1:]}
+    assert runs["fp8-dynamic"] == runs["fp8-kv"] == "yes"
+    for name in preset_names():
+        methods = {rule.fields.method for rule in load_policy(name).rules} - {None, *BUILT_IN}
+        assert runs[name] == (f"not yet: {', '.join(map(str, methods))}" if methods else "yes")
 
 
 def test_a_preset_that_is_printed_is_the_policy(run: Run, tmp_path: Path) -> None:

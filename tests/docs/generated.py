@@ -16,6 +16,7 @@ from typing import Final
 
 from policyquant.cli.arguments import CommandParser, add_global_options
 from policyquant.cli.main import COMMANDS
+from policyquant.cli.presets import methods_without_code
 from policyquant.inventory.architectures import family_named, family_names
 from policyquant.inventory.architectures.vocabulary import BLOCK, GLOBAL, PREDICTION, TOWER, TOWERS, Role
 from policyquant.inventory.kinds import KINDS
@@ -174,8 +175,12 @@ def _shown(value: object) -> str:
 
 
 def presets() -> str:
-    """The presets with the first line of what each says of itself."""
-    return table(("preset", "is"), [(f"`{name}`", preset_comment(name).partition("\n")[0]) for name in preset_names()])
+    """The presets, whether each runs, and the first line of what it says of itself."""
+    rows = [
+        (f"`{name}`", "not yet" if methods_without_code(name) else "yes", preset_comment(name).partition("\n")[0])
+        for name in preset_names()
+    ]
+    return table(("preset", "runs", "is"), rows)
 
 
 def _roles(roles: Mapping[str, Role]) -> str:
