@@ -18,3 +18,8 @@ KINDS: Final[tuple[Kind, ...]] = (
     "conv",
     "other",
 )
+
+
+def layers_of(kind: Kind) -> str:
+    """How a sentence calls the layers of a kind; "other layers" would be all those that were not spoken of."""
+    return "layers of kind 'other'" if kind == "other" else f"{kind} layers"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from policyquant.inventory.kinds import Kind
+from policyquant.inventory.kinds import Kind, layers_of
 from policyquant.plan.history import History, Hit
 from policyquant.policy.methods import METHODS, WEIGHT_KINDS, FieldError
 from policyquant.policy.policy import Default, Fields, Policy, SchemeFields
@@ -151,7 +151,7 @@ class _Fold:
         if method == "none":
             self.output = self.output_hit = self.kv_cache = self.kv_cache_hit = None
         elif kind not in spec.kinds:
-            return "passes", f"{method} does not take {kind} layers"
+            return "passes", f"{method} does not take {layers_of(kind)}"
         elif not self.facts.has_weight:
             return "passes", "a layer without a weight matrix has nothing to quantize"
         elif self.facts.protected and not named and method != "dequantize":
@@ -183,7 +183,7 @@ class _Fold:
 
     def _output(self, output: str | Fields, named: bool, who: Hit | Default) -> tuple[Effect, str]:
         if self.facts.kind not in EMITTERS:
-            return "passes", f"{self.facts.kind} layers have no output that could be set"
+            return "passes", f"{layers_of(self.facts.kind)} have no output that could be set"
         if self.facts.protected and not named and (not isinstance(output, str) or self._lowers(output)):
             return self._stopped()
         self.output = None if output == "none" else output
@@ -198,7 +198,7 @@ class _Fold:
 
     def _kv_cache(self, kv_cache: str | Fields, named: bool, who: Hit | Default) -> tuple[Effect, str]:
         if self.facts.kind != "attention":
-            return "passes", f"{self.facts.kind} layers have no KV cache"
+            return "passes", f"{layers_of(self.facts.kind)} have no KV cache"
         if not self.facts.has_kv_cache:
             return "passes", "this attention keeps no KV cache"
         if self.facts.protected and not named and not isinstance(kv_cache, str):
@@ -208,7 +208,7 @@ class _Fold:
         return "refines", ""
 
     def _stopped(self) -> tuple[Effect, str]:
-        return "stopped", f"{self.facts.kind} layers are protected, and this does not name the layer"
+        return "stopped", f"{layers_of(self.facts.kind)} are protected, and this does not name the layer"
 
     def _decision(self, history: History) -> Decision:
         setters = (self.output_hit, self.kv_cache_hit)

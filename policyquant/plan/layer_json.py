@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_args
 
 from policyquant.inventory.dtypes import DTYPE_BITS
-from policyquant.inventory.kinds import KINDS
+from policyquant.inventory.kinds import KINDS, layers_of
 from policyquant.inventory.layers import NAMESPACES, Indices, NameForm
 from policyquant.plan import json_values as read
 from policyquant.plan.decide import EMITTERS, DecidedBy
@@ -64,11 +64,11 @@ def row_from_json(
     kind = read.choice(value["kind"], place.key("kind"), KINDS, "a kind")
     scheme = _scheme(value, place)
     if scheme.method != "none" and kind not in METHODS[scheme.method].kinds:
-        raise place.error(f"the method {scheme.method!r} does not take {kind} layers")
+        raise place.error(f"the method {scheme.method!r} does not take {layers_of(kind)}")
     if scheme.output is not None and kind not in EMITTERS:
-        raise place.error(f"{kind} layers have no output")
+        raise place.error(f"{layers_of(kind)} have no output")
     if scheme.kv_cache is not None and kind != "attention":
-        raise place.error(f"{kind} layers have no KV cache")
+        raise place.error(f"{layers_of(kind)} have no KV cache")
     dtype = value["dtype"]
     decided_by: DecidedBy = read.choice(
         value["decided_by"], place.key("decided_by"), get_args(DecidedBy), "what decided"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from policyquant.findings import Level
-from policyquant.inventory.kinds import Kind
+from policyquant.inventory.kinds import layers_of
 from policyquant.inventory.layers import own_name
 from policyquant.inventory.ranges import Ranges
 from policyquant.plan.context import Context
@@ -51,23 +51,19 @@ def check_rules(context: Context) -> None:
         if record.reached:
             _took_nothing(context, rule, record)
         if record.named_by_wildcard and rule.origin != "preset":
-            layers = context.spans(record.named_by_wildcard)
             kinds = sorted({context.units[n].layer.kind for n in record.named_by_wildcard})
+            layers = " and ".join(map(layers_of, kinds))
             context.add(
                 "PQ303",
                 "note",
-                f"{_at(rule)}: the wildcard names protected {_plural(kinds)} and so decides for them",
-                layers,
+                f"{_at(rule)}: the wildcard names protected {layers} and so decides for them",
+                context.spans(record.named_by_wildcard),
                 (str(rule.location),),
             )
 
 
 def _at(rule: Rule) -> str:
     return f"{rule.location}: {rule.text!r}"
-
-
-def _plural(kinds: list[Kind]) -> str:
-    return " and ".join(f"{kind}s" for kind in kinds)
 
 
 def _records(context: Context) -> list[_Record]:

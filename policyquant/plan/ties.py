@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from policyquant.inventory.kinds import layers_of
 from policyquant.plan.context import Context
 from policyquant.plan.decide import Decision
 from policyquant.plan.units import Unit
@@ -40,12 +41,12 @@ def _settle(context: Context, units: list[Unit]) -> None:
         spec = METHODS[chosen.scheme.method]
         refused = [unit for unit in units if unit.layer.kind not in spec.kinds]
         if refused:
-            kinds = ", ".join(sorted({unit.layer.kind for unit in refused}))
+            layers = " and ".join(map(layers_of, sorted({unit.layer.kind for unit in refused})))
             context.add(
                 "PQ109",
                 "error",
                 f"{', '.join(names)} share one storage; {chosen.scheme.method}, asked for {context.because(chosen)},"
-                f" does not take {kinds} layers; write `untie: true` to store them apart, or choose a method"
+                f" does not take {layers}; write `untie: true` to store them apart, or choose a method"
                 " that takes both (fp8_weight_only, int8_weight_only, int4_weight_only)",
                 names,
                 context.places(chosen),

@@ -10,6 +10,7 @@ from policyquant.policy.methods import METHODS
 from tests.plan.models import (
     codes,
     deepseek,
+    findings,
     inventory,
     llama,
     mixtral,
@@ -53,6 +54,27 @@ def test_weight_methods_take_what_they_are_named_for(method: str, kind: Kind) ->
     assert resolved[name].method == (method if takes else "none")
     # A rule that reaches nothing it can take is a finding.
     assert ("PQ103" in codes(resolved, "error")) == (not takes)
+
+
+@pytest.mark.parametrize(("kind", "words"), [("other", "layers of kind 'other'"), ("conv", "conv layers")])
+def test_what_a_method_does_not_take_is_told_by_its_kind(kind: Kind, words: str) -> None:
+    """ "Other layers" would read as all but those of the rule."""
+    model, name = OF_KIND[kind]
+    (finding,) = findings(plan(model, [{"match": name, "kind": kind, "method": "fp8"}]), "PQ103")
+    assert f"takes nothing of what it reaches: fp8 does not take {words} (fp8 takes" in finding
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "message"),
+    [
+        ({"kv_cache": "fp8"}, "PQ104", "layers of kind 'other' have no KV cache"),
+        ({"output": "bf16"}, "PQ104", "layers of kind 'other' have no output that could be set"),
+    ],
+)
+def test_what_a_layer_of_another_kind_lacks_is_told_likewise(fields: dict[str, str], code: str, message: str) -> None:
+    model, name = OF_KIND["other"]
+    (finding,) = findings(plan(model, [{"match": name, "kind": "other", **fields}]), code)
+    assert message in finding
 
 
 @pytest.mark.parametrize("kind", OF_KIND)
