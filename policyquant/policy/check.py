@@ -74,6 +74,10 @@ def check(node: Node, problems: Problems, *, origin: Origin = "own", in_config: 
     if not isinstance(node, MappingNode):
         problems.add(node.location, f"a policy is a mapping with keys such as `layers`, found {describe(node)}")
         return Document()
+    other = _other_document(node)
+    if other is not None:
+        problems.add(node.location, f"{other}, where a policy is expected")
+        problems.raise_if_any()  # Whatever else were said of it would be said as if it were a policy.
     known = (*DOCUMENT_KEYS, "quant_method") if in_config else DOCUMENT_KEYS
     found: dict[str, Entry] = {}
     for entry in node.entries:
@@ -105,6 +109,20 @@ def check(node: Node, problems: Problems, *, origin: Origin = "own", in_config: 
         expected_bits,
         None if untie is None else values.truth(untie, "untie", problems),
     )
+
+
+_PLAN_KEYS: Final = ("generator", "policy", "layers")
+"""By these a plan is told: the first two are no keys of a policy."""
+
+
+def _other_document(node: MappingNode) -> str | None:
+    """What else of ours, or of a model, a document is."""
+    if all(node.get(key) is not None for key in _PLAN_KEYS):
+        return "a plan"
+    kind = node.get("format")
+    if isinstance(kind, ScalarNode) and kind.value == "policyquant-inventory":
+        return "a saved inventory"
+    return "the index of a model" if isinstance(node.get("weight_map"), MappingNode) else None
 
 
 _LEAVES_OUT: Final = frozenset(

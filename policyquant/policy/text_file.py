@@ -25,6 +25,8 @@ _BYTE_ORDER_MARKS: Final = (
 )
 """The longer first: one of UTF-16 begins one of UTF-32."""
 
+_GZIP: Final = b"\x1f\x8b"
+
 
 def read_bytes(path: str, said_at: Location | None, also: Sequence[str] = ()) -> bytes:
     """The bytes of a policy's file.
@@ -77,8 +79,10 @@ def decode(data: bytes, file: str) -> str:
     """UTF-8 text, with or without a byte order mark.
 
     Raises:
-        PolicyError: it is another encoding, or there is no text.
+        PolicyError: it is another encoding, or compressed, or there is no text.
     """
+    if data.startswith(_GZIP):
+        raise _problem(Location(file), "compressed with gzip, as plans and saved inventories may be; a policy is text")
     for mark, name in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
             raise _problem(Location(file, 1, 1), f"the file is {name}; save it as UTF-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from policyquant import Inventory, resolve
 from policyquant.errors import Location, PolicyError
 from policyquant.policy.load import load_policy
 
@@ -189,3 +191,43 @@ def test_expectations_inside_a_config_may_be_a_mapping_since_their_order_decides
 def test_a_policy_shows_in_one_line_what_it_is() -> None:
     policy = load_policy("fp8-dynamic")
     assert repr(policy) == f"<Policy fp8-dynamic: 1 rule, sha256 {policy.sha256[:12]}>"
+
+
+MIXTRAL = Path("tests/data/models/Mixtral-8x7B-v0.1.json.gz")
+
+
+def a_plan() -> str:
+    return resolve(load_policy("fp8-dynamic"), Inventory.open(MIXTRAL)).to_json()
+
+
+def test_a_plan_in_the_place_of_a_policy_is_told_in_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(a_plan(), encoding="utf-8")
+    assert problem(path) == f"{path}:1:1: a plan, where a policy is expected"
+
+
+def test_a_plan_as_python_data_is_told_too() -> None:
+    assert problem(json.loads(a_plan())) == "<dict>: a plan, where a policy is expected"
+
+
+def test_a_plan_that_a_policy_extends_is_told_too(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(a_plan(), encoding="utf-8")
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("extends: plan.json\n", encoding="utf-8")
+    assert problem(policy) == f"{path}:1:1: a plan, where a policy is expected"
+
+
+def test_a_saved_inventory_or_an_index_in_the_place_of_a_policy_is_told(tmp_path: Path) -> None:
+    inventory = tmp_path / "inventory.json"
+    Inventory.open(MIXTRAL).save(inventory)
+    assert problem(inventory) == f"{inventory}:1:1: a saved inventory, where a policy is expected"
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"metadata": {}, "weight_map": {"lm_head.weight": "model.safetensors"}}')
+    assert problem(index) == f"{index}:1:1: the index of a model, where a policy is expected"
+
+
+def test_a_compressed_file_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json.gz"
+    path.write_bytes(gzip.compress(a_plan().encode()))
+    assert problem(path) == f"{path}: compressed with gzip, as plans and saved inventories may be; a policy is text"
