@@ -132,6 +132,11 @@ class Context:
         return result
 
     @cached_property
+    def sharing(self) -> frozenset[Unit]:
+        """The units of all layers that share a storage with another."""
+        return frozenset(unit for units in self.storages.values() for unit in units)
+
+    @cached_property
     def units_of_layer(self) -> dict[LayerSet, list[Unit]]:
         """The units of each layer set."""
         result: dict[LayerSet, list[Unit]] = {}

@@ -123,4 +123,4 @@ def _named(context: Context, rule: Rule, match: Match, unit: Unit, ranges: Range
 def _naming_matters(context: Context, unit: Unit) -> bool:
     """Protection asks whether a rule names a layer; so do routers, which no broad rule quantizes, and ties."""
     kind = unit.layer.kind
-    return kind in context.policy.protect or kind in ("router", "embedding", "head")
+    return kind in context.policy.protect or kind in ("router", "embedding", "head") or unit in context.sharing

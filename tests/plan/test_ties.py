@@ -183,6 +183,26 @@ def test_broad_decisions_about_one_storage(layers: dict[str, str], protect: list
     assert codes(plan(tied_llama(), layers, protect=protect), "error") == ([code] if code else [])
 
 
+@pytest.mark.parametrize(
+    ("layers", "code"),
+    [
+        ({"first": "fp8", "second": "none"}, "PQ108"),
+        ({"first": "none", "second": "int8_weight_only"}, "PQ108"),
+        # Of two decisions one is named, and holds.
+        ({"*": "none", "second": "fp8"}, None),
+        ({"first": "fp8", "second": "fp8"}, None),
+    ],
+)
+def test_rules_that_name_linears_which_share_a_weight_must_agree(layers: dict[str, str], code: str | None) -> None:
+    model = Inventory.from_tensors([(f"{name}.weight", (64, 64), "BF16") for name in ("first", "second")])
+    linears = model.with_classes({"first": "Linear", "second": "Linear"})
+    shared = linears.with_shared({"second.weight": "first.weight"})
+    resolved = plan(shared, layers)
+    assert codes(resolved, "error") == ([code] if code else [])
+    if code is None:
+        assert [resolved[name].method for name in ("first", "second")] == ["fp8"] * 2
+
+
 def test_a_tie_to_what_nothing_decided_says_so() -> None:
     resolved = plan(tied_llama(), {"*": "fp8"}, protect=["embedding"], expect={"layers": {"lm_head": "fp8"}})
     (error,) = findings(resolved, "PQ111")
