@@ -136,7 +136,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 def _method(word: str) -> str:
     from policyquant.policy.methods import METHODS
 
-    return _known(word, METHODS, "method")
+    return _known(word, METHODS.names(), "method")
 
 
 def _kind(word: str) -> str:

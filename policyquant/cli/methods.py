@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the list, or one method."""
-    known = [*METHODS, *sorted({*entry_points()} - {*METHODS})]
+    known = [*METHODS.names()]
     if arguments.name is None:
         _print_all(known, arguments.json)
     elif arguments.name in known:

@@ -94,7 +94,9 @@ def row_from_json(
 
 
 def _scheme(value: Mapping[str, Any], place: Place) -> Scheme:
-    method = read.choice(value["method"], place.key("method"), METHODS, "a method")
+    method = value["method"]
+    if not isinstance(method, str) or method not in METHODS:
+        method = read.choice(method, place.key("method"), METHODS.names(), "a method")
     tensors = read.fields(value["scheme"], place.key("scheme"), ("weight", "input"))
     weight, input = (_quantization(tensors[side], place.key("scheme").key(side)) for side in ("weight", "input"))
     spec = METHODS[method]

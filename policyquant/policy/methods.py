@@ -6,6 +6,7 @@ The code that runs a method is elsewhere; resolution needs no more than this.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -171,7 +172,7 @@ class MethodTable(Mapping[str, MethodSpec]):
     """Methods by name: ours, which are listed, and behind them those that others bring, which can be looked up.
 
     Others register theirs in this process, or install a package that has an entry point. Packages are looked at only
-    for a name that is not known otherwise, so that the others cost nothing.
+    for a name that is not known otherwise, so that the others cost nothing; `names` looks at them all.
     """
 
     def __init__(self, *specs: MethodSpec) -> None:
@@ -215,6 +216,16 @@ class MethodTable(Mapping[str, MethodSpec]):
 
     def __len__(self) -> int:
         return len(self._own)
+
+    def names(self) -> tuple[str, ...]:
+        """All names that are known here: ours as they are listed, then those that others bring. Loads none of them."""
+        return (*self._own, *sorted({*self._brought, *entry_points()} - {*self._own}))
+
+    def brought(self) -> Iterator[MethodSpec]:
+        """The methods that others bring, loaded one by one; those that cannot be loaded are left out."""
+        for name in self.names()[len(self._own) :]:
+            with suppress(PolicyQuantError):  # Whoever asks for that one is told.
+                yield self[name]
 
 
 def _load(point: EntryPoint) -> MethodSpec:

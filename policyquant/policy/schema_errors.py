@@ -21,6 +21,7 @@ from policyquant.policy.document import (
     shorten,
     show,
 )
+from policyquant.policy.methods import METHODS
 from policyquant.policy.problems import Problems
 
 _MOST_NODES: Final = 5_000
@@ -54,10 +55,20 @@ def schema_problems(data: object) -> list[tuple[tuple[str | int, ...], str]]:
     """What the schema finds wrong with a document: the path to the place, and what is wrong there."""
     from jsonschema import Draft202012Validator
 
+    errors = Draft202012Validator(_schema()).iter_errors(data)
+    return [(tuple(leaf.absolute_path), _message(leaf)) for error in errors for leaf in _leaves(error)]
+
+
+def _schema() -> dict[str, Any]:
+    """The schema that editors read, and with it the methods that others bring here; none of them is loaded."""
     from policyquant.schemas import policy_schema
 
-    errors = Draft202012Validator(policy_schema()).iter_errors(data)
-    return [(tuple(leaf.absolute_path), _message(leaf)) for error in errors for leaf in _leaves(error)]
+    schema = policy_schema()
+    brought = [{"const": name} for name in METHODS.names() if name not in {*METHODS}]
+    if not brought:
+        return schema
+    method = schema["$defs"]["method"]
+    return {**schema, "$defs": {**schema["$defs"], "method": {**method, "oneOf": [*method["oneOf"], *brought]}}}
 
 
 def _leaves(error: Any) -> Iterable[Any]:
@@ -130,11 +141,9 @@ def _node(value: Any) -> Node:
 
 def _choices(branches: Sequence[Any]) -> Iterable[str]:
     """What the branches of a choice take, for people."""
-    from policyquant.schemas import policy_schema
-
     for branch in branches:
         if "$ref" in branch:
-            yield from _choices([policy_schema()["$defs"][branch["$ref"].rpartition("/")[2]]])
+            yield from _choices([_schema()["$defs"][branch["$ref"].rpartition("/")[2]]])
         elif "oneOf" in branch or "anyOf" in branch:
             yield from _choices(branch.get("oneOf") or branch["anyOf"])
         elif "const" in branch:

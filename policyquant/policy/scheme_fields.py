@@ -142,7 +142,7 @@ def _method(node: Node, name: str, problems: Problems, expected: str) -> str | N
     if isinstance(value, str) and value in METHODS:
         return value
     if isinstance(value, str) and value:
-        known = ", ".join(METHODS)
+        known = ", ".join(METHODS.names())
         problems.add(node.location, f"unknown method {show(value)}{_method_advice(value)} (known: {known})")
     else:
         nothing = isinstance(node, ScalarNode) and (value is None or value is False)
@@ -155,7 +155,7 @@ def _method_advice(written: str) -> str:
 
     if is_preset(written):
         return "; a preset's name stands in `extends`"
-    return did_you_mean(written, METHODS)
+    return did_you_mean(written, METHODS.names())
 
 
 def _read_fields(name: str, entry: Entry, readers: Mapping[str, values.Reader], problems: Problems) -> _Written | None:
@@ -243,14 +243,22 @@ def _check_against_method(spec: MethodSpec, side: str, written: _Written, proble
 
 def _check_without_method(written: Mapping[str, _Written], problems: Problems) -> None:
     """A rule without a method refines what stands; some method must be able to stand there."""
-    able = list(METHODS.values())
+    refused = _refused_by(METHODS.values(), written)
+    # Methods that packages bring are loaded only if none of ours can be meant.
+    if refused is not None and _refused_by((*METHODS.values(), *METHODS.brought()), written) is not None:
+        problems.add(*refused)
+
+
+def _refused_by(specs: Iterable[MethodSpec], written: Mapping[str, _Written]) -> tuple[Location, str] | None:
+    """The first field, and why, after which none of these methods could take all that is written; None if one can."""
+    able = list(specs)
     for side, fields in written.items():
         for name, value in fields.fields.items():
             still_able = [spec for spec in able if _could_take(spec, side, name, value)]
             if not still_able:
-                problems.add(fields.place(name), f"no method takes this {side}{_who_takes(able, side, name)}")
-                return
+                return fields.place(name), f"no method takes this {side}{_who_takes(able, side, name)}"
             able = still_able
+    return None
 
 
 def _could_take(spec: MethodSpec, side: str, name: str, value: object) -> bool:

@@ -203,6 +203,69 @@ def test_a_model_is_built_by_a_method_that_nothing_but_its_entry_point_tells_of(
     assert finished.stdout.split() == ["ExpertsLinear"] * 2 + ["QKVParallelLinear", "RowParallelLinear"]
 
 
+def problems_of(plugin: Path, policy: object) -> list[str]:
+    """What is said of a policy where the package is installed, which must not be loaded to say it."""
+    program = textwrap.dedent(f"""
+        import sys
+        from policyquant import PolicyError, load_policy
+        try:
+            load_policy({policy!r})
+        except PolicyError as error:
+            print(*error.problems, sep="\\n")
+        assert not {{"torch", "int8_shift"}} & set(sys.modules)
+    """)
+    finished = run(plugin, "-c", program)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.splitlines()
+
+
+@pytest.mark.parametrize("scheme", ["int8_shift", {"method": "int8_shift"}], ids=str)
+def test_a_brought_method_is_not_blamed_for_what_else_is_wrong(documented: Path, scheme: object) -> None:
+    wrong = {"method": "fp8", "weight": {"granularity": "block"}}
+    (problem,) = problems_of(documented, {"layers": {"*.mlp": scheme, "*.x": wrong}})
+    assert problem.startswith("<dict>.layers['*.x']")
+    problems = problems_of(documented, {"default": scheme, "expect": {"layers": {"*.mlp": scheme}}, "untie": 3})
+    assert [problem.partition(":")[0] for problem in problems] == ["<dict>.untie"]
+    (problem,) = problems_of(
+        documented, {"layers": [{"match": "*.mlp", "method": "int8_shift"}, {"match": "*", "method": 3}]}
+    )
+    assert problem.startswith("<dict>.layers[1]")
+
+
+def test_a_misspelled_brought_method_is_answered_with_its_name(documented: Path) -> None:
+    (problem,) = problems_of(documented, {"layers": {"*.mlp": "int8_shft"}})
+    assert "unknown method 'int8_shft'; did you mean 'int8_shift'? (known: none, fp8, " in problem
+    assert problem.endswith(", int8_shift)")
+
+
+def test_a_rule_without_a_method_may_refine_a_brought_one(plugin: Path) -> None:
+    code = PLUGIN.replace("import MethodSpec", "import Choices, MethodSpec").replace(
+        'Quantization("int8", "channel")', 'Quantization("int8", "group", group=48), None, Choices(group=(48, 96))'
+    )
+    (plugin / "rounding_methods.py").write_text(code)
+    refined = {"layers": [{"match": "*", "method": "rounded"}, {"match": "*.mlp", "weight": {"group": 96}}]}
+    loading = "from policyquant import load_policy; load_policy({!r})"
+    finished = run(plugin, "-c", loading.format(refined))
+    assert finished.returncode == 0, finished.stderr
+    finished = run(plugin, "-c", loading.format({"layers": {"*.mlp": {"weight": {"group": 95}}}}))
+    assert "no method takes this weight" in finished.stderr
+
+
+def test_a_plan_with_a_brought_method_is_shown_saved_and_read_again(plugin: Path, tmp_path: Path) -> None:
+    model = str(ROOT / "tests/data/models/Mixtral-8x7B-v0.1.json.gz")
+    policy = tmp_path / "policy.yaml"
+    policy.write_text('layers: {"*.o_proj": rounded}\n', encoding="utf-8")
+    saved = str(tmp_path / "plan.json")
+    finished = run(plugin, "-m", "policyquant", "plan", model, "--policy", str(policy), "--output", saved)
+    assert finished.returncode == 0, finished.stderr
+    shown = run(plugin, "-m", "policyquant", "inspect", saved, "--method", "rounded")
+    assert shown.returncode == 0, shown.stderr
+    assert "self_attn.o_proj" in shown.stdout
+    wrong = run(plugin, "-m", "policyquant", "inspect", saved, "--method", "runded")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "no method is named 'runded'; did you mean 'rounded'?" in wrong.stderr
+
+
 def test_a_brought_method_without_a_reference_is_refused_by_name(plugin: Path) -> None:
     unfinished = PLUGIN + "\n    reference_weight = Unquantized.__mro__[1].reference_weight\n"
     (plugin / "rounding_methods.py").write_text(unfinished)
