@@ -10,6 +10,7 @@ from torch import nn
 
 from policyquant.build.layer_names import all_names, name_layers
 from policyquant.build.leftovers import lazy_parameters, stray_layers, valueless_tensors
+from policyquant.build.listed import folded
 from policyquant.build.meta_parameters import recording
 from policyquant.build.user_code import line_that_raised
 from policyquant.errors import BuildError
@@ -54,7 +55,7 @@ def _check(root: object, unfinished: Callable[[dict[nn.Module, tuple[str, ...]]]
     names = all_names(root)
     problems = [*unfinished(names), *valueless_tensors(names), *name_layers(names)]
     if problems:
-        raise BuildError("\n".join(problems))
+        raise BuildError("\n".join(folded(problems)))
 
 
 def _run(factory: Callable[[], nn.Module]) -> nn.Module:

@@ -14,6 +14,7 @@ from policyquant.build.layer_names import layer_names
 from policyquant.build.listed import listed
 from policyquant.build.loading import not_to_share, prepare, ties
 from policyquant.build.output_scales import OutputScales, lacks_scale, without_scale
+from policyquant.build.planned_only import check_methods_run
 from policyquant.build.stored_names import Renaming, StoredNames
 from policyquant.build.targets import class_names
 from policyquant.checkpoint.described import DescribedTensors, described
@@ -64,7 +65,8 @@ def plan_for(policy: Any, inventory: Inventory, remark: str = "") -> Plan:
     """The plan of a source: a plan that was made before, or a policy resolved; `remark` is added to its findings.
 
     Raises:
-        BuildError: the plan is for another model, or has findings at error level.
+        BuildError: the plan is for another model, has findings at error level, or gives a layer a method that nothing
+            runs yet.
         PolicyError: the policy is not valid.
     """
     if isinstance(policy, Plan):
@@ -83,6 +85,7 @@ def plan_for(policy: Any, inventory: Inventory, remark: str = "") -> Plan:
     if errors:
         texts = [*([remark] if remark else []), *(f"{error.code}: {error.message}" for error in errors)]
         raise BuildError(listed(f"{plan.policy.source} does not fit {inventory.name}", texts))
+    check_methods_run(plan)
     return plan
 
 

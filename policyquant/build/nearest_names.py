@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
-from policyquant.errors import did_you_mean
+from policyquant.errors import nearest
 
 _NUMBERS: Final = re.compile(r"(?<![^.])\d+(?![^.])")
 """Parts of a name that are layer or expert indices."""
@@ -15,26 +15,48 @@ _NUMBERS: Final = re.compile(r"(?<![^.])\d+(?![^.])")
 _MOST_COMPARED: Final = 500
 """Comparing two names takes tens of microseconds, and a model may have 100,000."""
 
-_MOST_HINTS: Final = 60
-"""More problems than that have one cause; a message does not list them all either."""
+_MOST_COMPARISONS: Final = 60
+"""More problems than that, of different layers, have one cause; a message does not list them all either."""
 
 
 class NearestNames:
     """Names that are known, by their indices: a name that was meant is hardly of another layer."""
 
     def __init__(self, known: Iterable[str]) -> None:
-        self._known = list(known)
+        self._known = dict.fromkeys(known)
         self._by_indices: dict[tuple[str, ...], list[str]] | None = None
-        self._hints = 0
+        self._found: dict[str, str] = {}
+        """Template of a name → the template of what was found nearest to one such name; empty for nothing."""
+        self._comparisons = 0
 
     def hint(self, name: str) -> str:
-        """`"; did you mean 'x'?"`, or the empty string when nothing near is known or enough was said."""
-        if self._hints >= _MOST_HINTS:
-            return ""
-        self._hints += 1
+        """`"; did you mean 'x'?"`, or the empty string when nothing near is known or enough was said.
+
+        Of names that differ only in their indices one is compared, and the others get what it got, with their indices:
+        they are then told in one line.
+        """
+        template, indices = _NUMBERS.sub("#", name), tuple(_NUMBERS.findall(name))
+        found = self._found.get(template)
+        near = None if found is None else _filled(found, indices)
+        if near is None or (near and near not in self._known):
+            if self._comparisons >= _MOST_COMPARISONS:
+                return ""
+            self._comparisons += 1
+            near = self._nearest(name, indices)
+            self._found[template] = _NUMBERS.sub("#", near) if tuple(_NUMBERS.findall(near)) == indices else near
+        return f"; did you mean {near!r}?" if near else ""
+
+    def _nearest(self, name: str, indices: tuple[str, ...]) -> str:
         if self._by_indices is None:
             self._by_indices = {}
             for each in self._known:
                 self._by_indices.setdefault(tuple(_NUMBERS.findall(each)), []).append(each)
-        alike = self._by_indices.get(tuple(_NUMBERS.findall(name)), self._known)
-        return did_you_mean(name, islice(alike, _MOST_COMPARED))
+        alike = self._by_indices.get(indices, self._known)
+        return next(iter(nearest(name, islice(alike, _MOST_COMPARED), count=1)), "")
+
+
+def _filled(template: str, indices: tuple[str, ...]) -> str:
+    pieces = template.split("#")
+    if len(pieces) != len(indices) + 1:
+        return template
+    return pieces[0] + "".join(index + piece for index, piece in zip(indices, pieces[1:], strict=True))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from policyquant.build.origin import Origin
+from policyquant.build.planned_only import check_methods_run
 from policyquant.errors import BuildError
 from policyquant.layers.base import WeightLayer
 from policyquant.layers.built import Place, mark
@@ -25,7 +26,8 @@ class PlanConfig:
     >>> layer = Linear(4096, 4096, quant_config=config, prefix="model.layers.0.self_attn.o_proj")  # doctest: +SKIP
 
     Raises:
-        BuildError: the plan has findings at error level.
+        BuildError: this is no plan, or it has findings at error level, or it gives a layer a method that nothing runs
+            yet.
     """
 
     def __init__(self, plan: Plan, rename: Mapping[str, str] | None = None) -> None:
@@ -35,12 +37,18 @@ class PlanConfig:
             rename: As for `load_weights`: regular expressions over names of tensors → replacements, for a model that
                 calls its layers otherwise than the checkpoint.
         """
+        if not isinstance(plan, Plan):
+            raise BuildError(
+                f"PlanConfig takes a Plan, found {type(plan).__name__}; resolve(policy, inventory) makes one of a"
+                " policy and what the checkpoint holds"
+            )
         errors = plan.errors()
         if errors:
             raise BuildError(
                 f"{plan.policy.source} does not fit {plan.model.name}: {errors[0].code}: {errors[0].message}"
                 + (f" (and {len(errors) - 1} more)" if len(errors) > 1 else "")
             )
+        check_methods_run(plan)
         self.plan = plan
         self._origin = Origin(plan, rename=rename)
 

@@ -109,7 +109,8 @@ def _without_command(words: list[str]) -> NoReturn:
         description="One policy file decides, for every layer of a model, how it is quantized and what dtype its output"
         " has.",
         epilog=f"commands:\n{listing}\n\nexample:\n  policyquant inspect path/to/model --policy fp8-dynamic\n\n"
-        "exit status: 0 fine; 1 the answer is no (errors found, difference found); 2 the request was not understood",
+        "exit status: 0 fine; 1 the answer is no (errors found, difference found); 2 the request was not understood,"
+        " or cannot be carried out",
     )
     add_global_options(parser)
     parser.read(words)

@@ -42,11 +42,12 @@ def listed(names: Sequence[str]) -> str:
 def fill_box(template: str, box: Box) -> str:
     """A name template with the values of a box in the place of its indices."""
     pieces = [escape(piece) for piece in template.split(INDEX)]
-    numbers = [*(_numbers(values) for values in box), ""]
+    numbers = [*(index_ranges(values) for values in box), ""]
     return "".join(piece + number for piece, number in zip(pieces, numbers, strict=True))
 
 
-def _numbers(values: Iterable[int]) -> str:
+def index_ranges(values: Iterable[int]) -> str:
+    """`3`, `{0..31}` or `{0,4..7}`: the values that an index takes."""
     runs = from_positions(sorted(values))
     texts = [str(start) if stop == start + 1 else f"{start}..{stop - 1}" for start, stop in runs]
     return texts[0] if len(texts) == 1 and ".." not in texts[0] else "{" + ",".join(texts) + "}"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from policyquant import build, load_weights
+from policyquant import Inventory, PlanConfig, build, load_policy, load_weights, resolve
 from policyquant.errors import BuildError, SourceError
 
 POLICY = {"layers": {"*": "fp8"}}
@@ -61,6 +61,31 @@ def test_a_model_in_place_of_its_factory_is_told_how_to_give_one() -> None:
     factory: Any = Model()
     with pytest.raises(BuildError, match="found the Model itself; give lambda: model"):
         build(factory, policy=POLICY)
+
+
+@pytest.mark.parametrize("given", ["fp8-dynamic", {"layers": {"*": "fp8"}}, load_policy("fp8-dynamic"), None], ids=str)
+def test_what_is_no_plan_makes_no_plan_config(given: Any) -> None:
+    message = rf"PlanConfig takes a Plan, found {type(given).__name__}; resolve\(policy, inventory\) makes one"
+    with pytest.raises(BuildError, match=message):
+        PlanConfig(given)
+
+
+def test_methods_that_do_not_run_are_a_line_each_with_their_rules_before_any_other_problem() -> None:
+    blocks = nn.ModuleList([Model() for _ in range(3)])
+    source = {**blocks.state_dict(), "surplus": torch.zeros(2)}
+    policy = {"layers": {"*.up": "int8", "2.up": "int8", "*.down": "fp8_block"}}
+    with pytest.raises(BuildError, match=r"<dict> cannot be built for ModuleList: 2 problems\n") as caught:
+        build(lambda: blocks, policy=policy, source=source)
+    assert "surplus" not in str(caught.value)
+    assert "'int8' can be planned, but nothing runs it yet; methods that run: none, fp8" in str(caught.value)
+    assert "; the plan gives it to 3 layers by '*.up' (<dict>), '2.up' (<dict>)\n" in str(caught.value)
+
+
+def test_a_plan_with_a_method_that_does_not_run_makes_no_plan_config() -> None:
+    inventory = Inventory.from_tensors([("model.layers.0.mlp.up_proj.weight", (8, 8), "BF16")])
+    plan = resolve(load_policy("int8-dynamic"), inventory)
+    with pytest.raises(BuildError, match="method 'int8' can be planned"):
+        PlanConfig(plan)
 
 
 def test_what_is_no_model_cannot_be_loaded() -> None:

@@ -277,6 +277,20 @@ def test_a_policy_that_does_not_fit_stops_before_anything_is_built(run: Run, sav
     assert err.endswith("error: 1 error in the plan; no model is built\n")
 
 
+def test_a_method_that_does_not_run_is_one_line_with_the_rule_before_anything_else(run: Run, saved: Path) -> None:
+    status, out, err = run("run", saved, "--prompt", PROMPT, "--policy", "int8-dynamic", "--quiet")
+    assert (status, out) == (2, "")
+    assert err.startswith("error: int8-dynamic cannot be built for tiny: 1 problem\n  method 'int8' can be planned")
+    assert err.endswith("the plan gives it to 14 layers by 'kind: linear, moe' (int8-dynamic:8:5)\n")
+
+
+def test_a_cause_that_all_blocks_share_is_one_line(run: Run, saved: Path) -> None:
+    status, _, err = run("run", saved, "--prompt", PROMPT, "--policy", "fp8-static", "--quiet")
+    assert status == 2
+    assert ": 1 problem\n  model.layers.{0..1}.self_attn.qkv_proj, q_proj, k_proj, v_proj; model.layers." in err
+    assert err.count("no input_scale is stored") == 1
+
+
 def test_a_plan_of_another_model_is_refused(run: Run, saved: Path, tmp_path: Path) -> None:
     other = save_model(tmp_path / "other", num_hidden_layers=3)
     plan = tmp_path / "plan.json"

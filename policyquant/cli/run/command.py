@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from policyquant.build.planned_only import check_methods_run
 from policyquant.cli import output
 from policyquant.cli.arguments import add_json, example
 from policyquant.cli.findings_text import print_findings, verdict
@@ -93,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     if plan.errors(strict=arguments.strict and policy is not None):
         output.error(f"{verdict(plan.findings)} in the plan; no model is built")
         return Status.NO
+    check_methods_run(plan)
 
     from policyquant.cli.run.packages import let_others_compute, require
 
