@@ -36,6 +36,9 @@ import pytest
 
 from policyquant import Inventory, PolicyError, load_policy, resolve
 from policyquant.cli.main import main
+from policyquant.methods import registry
+from policyquant.methods.base import QuantMethod
+from policyquant.policy.methods import METHODS, MethodSpec
 from tests.docs.generated import parser_of
 from tests.docs.pages import ROOT, Block, blocks
 
@@ -65,6 +68,7 @@ class PageRun:
         self.names: dict[str, object] = {"__name__": "__main__"}
         self.status = 0
         self._installed = False
+        self._methods = _Registered()
         self._failures: list[BaseException | None] = []
         furnish(folder)
 
@@ -97,7 +101,8 @@ class PageRun:
         }
         if block.language not in checks:
             pytest.fail(f"{block}: no test knows {block.language!r} blocks; known: {', '.join(checks)}")
-        checks[block.language](block)
+        with self._methods.known():
+            checks[block.language](block)
 
     def _policy(self, block: Block) -> None:
         path = Path(block.option("file") or f"policy.{block.language}")
@@ -169,6 +174,10 @@ class PageRun:
 
     def execute(self, command: str) -> str:
         """What a command prints, results and messages in order."""
+        with self._methods.known():
+            return self._execute(command)
+
+    def _execute(self, command: str) -> str:
         words = shlex.split(command)
         if words == ["echo", "$?"]:
             return f"{self.status}\n"
@@ -196,6 +205,27 @@ class PageRun:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             self.status = main(words[1:])
         return printed.getvalue()
+
+
+class _Registered:
+    """The methods that the blocks of one page register; on other pages they are not known."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, MethodSpec] = {}
+        self._classes: dict[str, type[QuantMethod]] = {}
+
+    @contextlib.contextmanager
+    def known(self) -> Iterator[None]:
+        """Make them known for a while, and note those that are registered meanwhile."""
+        METHODS._brought.update(self._specs)
+        registry._classes.update(self._classes)
+        try:
+            yield
+        finally:
+            for name in METHODS.names()[len(METHODS) :]:
+                if name in registry._classes:
+                    self._specs[name] = METHODS._brought.pop(name)
+                    self._classes[name] = registry._classes.pop(name)
 
 
 def _package(block: Block) -> tuple[dict[str, str], str]:
