@@ -52,6 +52,9 @@ _PLACES = {
 }
 """Public names load on first use, so that `import policyquant` costs next to nothing."""
 
+_WITH_TORCH = ("PlanConfig", "load_weights")
+"""Those that load torch as well. `build` loads it when it is called."""
+
 __all__ = list(_PLACES)
 
 
@@ -63,6 +66,10 @@ def __getattr__(name: str) -> object:
     if name in _PLACES:
         from importlib import import_module
 
+        if name in _WITH_TORCH:
+            from policyquant.extras import require
+
+            require("torch", extra="torch", by=f"policyquant.{name}")
         place = import_module(_PLACES[name])
         value = place if _PLACES[name] == f"{__name__}.{name}" else getattr(place, name)
         globals()[name] = value

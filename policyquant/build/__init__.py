@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from policyquant.extras import require
 
 if TYPE_CHECKING:
     from torch import nn
 
 
+def _function() -> Callable[..., nn.Module]:
+    # Not of the whole package: what is wrong with a plan is told without torch.
+    require("torch", extra="torch", by="policyquant.build")
+    from policyquant.build.build import build
+
+    return build
+
+
 class _CallablePackage(ModuleType):
     def __call__(self, *args: Any, **keywords: Any) -> nn.Module:
-        from policyquant.build.build import build
-
-        return build(*args, **keywords)
+        return _function()(*args, **keywords)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        from policyquant.build.build import build
-
-        return inspect.signature(build)
+        return inspect.signature(_function())
 
 
 sys.modules[__name__].__class__ = _CallablePackage

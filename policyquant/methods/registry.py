@@ -13,6 +13,7 @@ from inspect import isabstract
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from policyquant.errors import PolicyQuantError, did_you_mean
+from policyquant.extras import require
 from policyquant.policy.methods import METHODS, entry_points
 
 if TYPE_CHECKING:
@@ -64,10 +65,11 @@ def method_class(name: str) -> type[QuantMethod]:
     """The class of a method.
 
     Raises:
-        PolicyQuantError: there is none of this name, or policies know it but nothing runs it yet.
+        PolicyQuantError: there is none of this name, policies know it but nothing runs it yet, or torch is missing.
     """
     if name not in _classes:
         if name in BUILT_IN:
+            require("torch", extra="torch", by=f"the code of method {name!r}")
             import_module(BUILT_IN[name])
         elif name in entry_points():
             _classes[name] = register(entry_points()[name].load())

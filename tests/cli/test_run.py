@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from policyquant import Inventory, build, load_policy, resolve
-from policyquant.cli.run import packages
+from policyquant import Inventory, build, extras, load_policy, resolve
 from policyquant.models.decoder import DecoderForCausalLM
 from policyquant.models.families import model_factory
 from policyquant.models.generation import generate
@@ -327,13 +326,13 @@ def test_what_is_no_directory_of_a_model_is_told(run: Run, saved: Path, model: s
 def test_packages_that_are_missing_are_named_with_the_extra_that_installs_them(
     run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packages, "find_spec", lambda name: None if name in ("jinja2", "tokenizers") else name)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name in ("jinja2", "tokenizers") else name)
     status, out, err = run("run", saved, "--prompt", PROMPT, "--chat")
     assert (status, out) == (2, "")
     assert err == (
         "error: running a model needs tokenizers and jinja2, which are not installed: pip install 'policyquant[run]'\n"
     )
-    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "jinja2" else name)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "jinja2" else name)
     assert run("run", saved, "--prompt", PROMPT, "--max-new-tokens", 1).status == 0, "only --chat needs it"
 
 

@@ -20,10 +20,11 @@ WHEN_NEEDED = frozenset({"jsonschema", "re2", "rich", "yaml"})
 
 # Areas of the package, and what else of the package each may import. What a policy means, what a model has and what
 # follows from both is decided without knowledge of anything that acts on the decision.
-LEAVES = frozenset({"collector", "errors", "findings", "output_file", "version"})
+LEAVES = frozenset({"collector", "errors", "extras", "findings", "output_file", "version"})
 MAY_IMPORT = {
     "collector": frozenset(),
     "errors": frozenset(),
+    "extras": frozenset({"errors"}),
     "findings": frozenset(),
     "output_file": frozenset({"errors"}),
     "version": frozenset(),
@@ -141,6 +142,48 @@ def test_the_public_names_load_none_of_the_heavy_packages() -> None:
     loaded = loaded_by("from policyquant import Inventory, load_policy, resolve")
     assert "policyquant" in loaded
     assert not loaded & (HEAVY | {"jsonschema", "rich"})
+
+
+@pytest.mark.parametrize(
+    ("statement", "who"),
+    [
+        ("policyquant.build(lambda: None, policy={})", "policyquant.build"),
+        ("from policyquant import load_weights", "policyquant.load_weights"),
+        ("from policyquant import PlanConfig", "policyquant.PlanConfig"),
+        ("import policyquant.layers.linear", "policyquant.layers"),
+        ("from policyquant.models.families import model_factory", "policyquant.models"),
+        ("import policyquant.checkpoint.reader", "policyquant.checkpoint"),
+        (
+            "from policyquant.methods.registry import method_class; method_class('fp8')",
+            "the code of method 'fp8'",
+        ),
+    ],
+    ids=lambda value: value,
+)
+def test_what_needs_torch_says_how_to_install_it(statement: str, who: str) -> None:
+    program = (
+        "import sys\nsys.modules['torch'] = None\n"  # As if it were not installed.
+        "import policyquant\n"
+        "try:\n"
+        f"    {statement}\n"
+        "except policyquant.PolicyQuantError as error:\n"
+        "    assert isinstance(error, ImportError)\n"
+        "    print(error)"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert finished.stdout == f"{who} needs torch, which is not installed: pip install 'policyquant[torch]'\n"
+
+
+def test_a_policy_is_resolved_without_torch() -> None:
+    model = ROOT / "tests" / "data" / "models" / "Mixtral-8x7B-v0.1.json.gz"
+    program = (
+        "import sys\nsys.modules['torch'] = None\n"
+        "from policyquant import Inventory, build, load_policy, resolve\n"
+        f"print(len(resolve(load_policy('fp8-dynamic'), Inventory.open({str(model)!r}))))"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (finished.returncode, finished.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

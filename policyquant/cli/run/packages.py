@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.util import find_spec
 
-from policyquant.errors import PolicyQuantError
+from policyquant import extras
 
 
 def require(*packages: str) -> None:
@@ -15,12 +14,7 @@ def require(*packages: str) -> None:
     Raises:
         PolicyQuantError: some are missing; names them and the extra that installs them.
     """
-    missing = [package for package in packages if find_spec(package) is None]
-    if missing:
-        are = "is" if len(missing) == 1 else "are"
-        raise PolicyQuantError(
-            f"running a model needs {' and '.join(missing)}, which {are} not installed: pip install 'policyquant[run]'"
-        )
+    extras.require(*packages, extra="run", by="running a model")
 
 
 def let_others_compute() -> None:
