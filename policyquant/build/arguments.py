@@ -20,7 +20,10 @@ def check_factory(factory: object) -> None:
     """
     kind = type(factory).__name__
     if isinstance(factory, nn.Module):
-        raise BuildError(f"the factory is a function that makes the model, found the {kind} itself; give lambda: model")
+        raise BuildError(
+            f"the factory is a function that makes the model, found the {kind} itself; without a"
+            " source, lambda: model quantizes it in place"
+        )
     if not callable(factory):
         raise BuildError(f"the factory is a function that makes the model, found {kind}")
 

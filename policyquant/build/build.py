@@ -18,7 +18,7 @@ from torch import nn
 
 from policyquant.build.all_or_nothing import all_or_nothing
 from policyquant.build.arguments import check_dtype, check_factory, check_rename, checked_device
-from policyquant.build.construct import check_made, construct
+from policyquant.build.construct import construct, make
 from policyquant.build.fit import Source, fit, names_apart, open_source, plan_for
 from policyquant.build.loading import Progress, load, retie, ties
 from policyquant.build.origin import Origin, mark_all
@@ -82,8 +82,7 @@ def _build(
     progress: Progress | None,
 ) -> nn.Module:
     if source is None:
-        root = factory()
-        check_made(root)
+        root = make(factory)
         source = logical_state(root)
         kept = root.modules()  # They may be the caller's own; their tensors are in `source` all the while.
     else:

@@ -11,7 +11,7 @@ from torch import nn
 from policyquant.build.layer_names import all_names, name_layers
 from policyquant.build.leftovers import lazy_parameters, stray_layers, valueless_tensors
 from policyquant.build.listed import folded
-from policyquant.build.meta_parameters import recording
+from policyquant.build.meta_parameters import noticing, recording
 from policyquant.build.user_code import line_that_raised
 from policyquant.errors import BuildError
 
@@ -39,14 +39,18 @@ def construct(factory: Callable[[], nn.Module]) -> nn.Module:
     return root
 
 
-def check_made(root: object) -> None:
-    """Refuse what a factory returned if a model cannot be made of it as it is, and name its layers.
+def make(factory: Callable[[], nn.Module]) -> nn.Module:
+    """The model that `factory` makes, as it is, with its layers named. It may be one that was made before.
 
     Raises:
-        BuildError: it is no module, or has tensors without values or shapes, or a layer with a `prefix` that is not its
-            name; all problems in one message.
+        BuildError: the factory returned no module, left layers outside the tree that it made, or there are tensors
+            without values or shapes, or a layer with a `prefix` that is not its name; all problems in one message.
+            Exceptions of the factory pass through.
     """
-    _check(root, lazy_parameters)
+    with noticing() as recorder:
+        root = factory()
+    _check(root, lambda names: [*lazy_parameters(names), *stray_layers(root, recorder)])
+    return root
 
 
 def _check(root: object, unfinished: Callable[[dict[nn.Module, tuple[str, ...]]], list[str]]) -> None:

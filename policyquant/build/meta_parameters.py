@@ -31,7 +31,8 @@ from policyquant.layers.placeholders import placeholders
 class Recorder:
     """What one construction has seen. It keeps nothing alive: neither modules nor the real parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_meta: bool) -> None:
+        self.puts_on_meta = on_meta
         # A parameter registered under a second name must become the object it became under the first.
         self._replaced = WeakTensorKeyDictionary()
         self._places: Any = WeakIdKeyDictionary()  # by identity, whatever `__eq__` a module defines
@@ -113,7 +114,13 @@ _installed: list[Any] = []
 
 
 def _parameter_hook(module: nn.Module, name: str, parameter: nn.Parameter) -> Any:
-    return _active.recorders[-1].on_meta(module, name, parameter) if _active.recorders else None
+    if not _active.recorders:
+        return None
+    recorder = _active.recorders[-1]
+    if recorder.puts_on_meta:
+        return recorder.on_meta(module, name, parameter)
+    recorder.notice(module)
+    return None
 
 
 def _module_hook(module: nn.Module, name: str, child: nn.Module) -> None:
@@ -131,7 +138,7 @@ def _install() -> None:
 
 def is_recording() -> bool:
     """Whether this thread is inside `recording`."""
-    return bool(_active.recorders)
+    return bool(_active.recorders) and _active.recorders[-1].puts_on_meta
 
 
 @contextmanager
@@ -148,11 +155,22 @@ def paused() -> Iterator[None]:
 @contextmanager
 def recording() -> Iterator[Recorder]:
     """Within it, in this thread, parameters that are registered become meta tensors."""
+    with _active_recorder(Recorder(on_meta=True)) as recorder, MixedDevices(), placeholders(True):  # type: ignore[no-untyped-call]
+        yield recorder
+
+
+@contextmanager
+def noticing() -> Iterator[Recorder]:
+    """Within it, in this thread, what registers something is noticed, and nothing is changed."""
+    with _active_recorder(Recorder(on_meta=False)) as recorder:
+        yield recorder
+
+
+@contextmanager
+def _active_recorder(recorder: Recorder) -> Iterator[Recorder]:
     _install()
-    recorder = Recorder()
     _active.recorders.append(recorder)
     try:
-        with MixedDevices(), placeholders(True):  # type: ignore[no-untyped-call]
-            yield recorder
+        yield recorder
     finally:
         _active.recorders.pop()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from policyquant import Inventory, PlanConfig, build, load_policy, load_weights, resolve
-from policyquant.errors import BuildError, SourceError
+from policyquant.errors import BuildError, PolicyQuantError, SourceError
 
 POLICY = {"layers": {"*": "fp8"}}
 
@@ -59,8 +59,29 @@ def test_a_device_that_is_not_there_is_told_before_the_factory_runs() -> None:
 
 def test_a_model_in_place_of_its_factory_is_told_how_to_give_one() -> None:
     factory: Any = Model()
-    with pytest.raises(BuildError, match="found the Model itself; give lambda: model"):
+    with pytest.raises(
+        BuildError, match="found the Model itself; without a source, lambda: model quantizes it in place"
+    ):
         build(factory, policy=POLICY)
+
+
+def test_a_function_that_returns_a_model_which_is_there_quantizes_it_in_place() -> None:
+    model, x = Model(), torch.randn(2, 8)
+    expected = build(Model, policy=POLICY, source=model.state_dict())(x)
+    assert build(lambda: model, policy=POLICY) is model
+    assert model.state_dict()["up.weight"].dtype == torch.float8_e4m3fn
+    assert torch.equal(model(x), expected)
+
+
+def test_a_model_that_cannot_be_quantized_in_place_stays_as_it_was() -> None:
+    model = Model()
+    with torch.no_grad():
+        model.down.weight[0, 0] = torch.nan
+    before = dict(model.named_parameters())
+    with pytest.raises(PolicyQuantError, match=r"'down\.weight'"):
+        build(lambda: model, policy=POLICY)
+    assert type(model.up) is nn.Linear
+    assert all(parameter is before[name] for name, parameter in model.named_parameters())
 
 
 @pytest.mark.parametrize("given", ["fp8-dynamic", {"layers": {"*": "fp8"}}, load_policy("fp8-dynamic"), None], ids=str)

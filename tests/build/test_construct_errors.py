@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from policyquant.build.construct import construct
+from policyquant import build
+from policyquant.build.construct import construct, make
 from policyquant.errors import BuildError
 from policyquant.layers.base import PolicyLayer
 
@@ -40,27 +41,41 @@ def in_a_closure() -> nn.Module:
     return root
 
 
+@pytest.mark.parametrize("run", [construct, make])
 @pytest.mark.parametrize(
     ("factory", "text", "named"), [(in_a_list, "Block()", "Block (3 of"), (in_a_closure, "hidden =", "Linear made")]
 )
 def test_a_layer_outside_the_tree_is_named_with_the_line_that_made_it(
-    factory: Callable[[], nn.Module], text: str, named: str
+    run: Callable[[Callable[[], nn.Module]], nn.Module], factory: Callable[[], nn.Module], text: str, named: str
 ) -> None:
     with pytest.raises(BuildError, match=r"nn\.ModuleList") as caught:
-        construct(factory)
+        run(factory)
     message = str(caught.value)
     assert named in message
     assert line_of(factory, text) in message
     assert message.count("\n") == 0
 
 
-def test_a_layer_that_only_a_cycle_keeps_is_no_problem() -> None:
+def test_a_layer_in_a_list_is_an_error_without_a_source_too() -> None:
+    with pytest.raises(BuildError, match=r"Block \(3 of them\) made at .* is not part of the model"):
+        build(in_a_list, policy={"layers": {"*": "fp8"}})
+
+
+def test_what_was_made_before_the_factory_ran_is_not_looked_for() -> None:
+    """Only the tree of a model that was made in advance is known; what else it refers to may be meant so."""
+    model = in_a_list()
+    assert build(lambda: model, policy={"layers": {"0": "fp8"}}) is model
+    assert next(model.blocks[0].parameters()).dtype == torch.float32  # type: ignore[index,union-attr]
+
+
+@pytest.mark.parametrize("run", [construct, make])
+def test_a_layer_that_only_a_cycle_keeps_is_no_problem(run: Callable[[Callable[[], nn.Module]], nn.Module]) -> None:
     def factory() -> nn.Module:
         dropped = nn.Linear(2, 2)
         dropped.itself = [dropped]  # type: ignore[assignment]
         return nn.Linear(2, 2)
 
-    assert isinstance(construct(factory), nn.Linear)
+    assert isinstance(run(factory), nn.Linear)
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
