@@ -46,6 +46,7 @@ class PolicyLayer(nn.Module):
         self.layer_name = prefix
         self.scheme = NONE
         if quant_config is not None:
+            _check_quant_config(quant_config, "scheme_for")
             self.take_scheme(quant_config.scheme_for(self, prefix))
 
     def take_scheme(self, scheme: Scheme) -> None:
@@ -104,7 +105,10 @@ class WeightLayer(PolicyLayer):
             has_bias=has_bias,
         )
         _check_sizes(self)
-        method = quant_config.get_quant_method(self, prefix) if quant_config is not None else None
+        method = None
+        if quant_config is not None:
+            _check_quant_config(quant_config, "get_quant_method")
+            method = quant_config.get_quant_method(self, prefix)
         if makes_placeholders():
             device = "meta"
         self.take_method(
@@ -241,6 +245,15 @@ class WeightLayer(PolicyLayer):
             return
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+def _check_quant_config(config: object, asked: str) -> None:
+    """Refuse what has no method of the name `asked`, as a plan or a policy in place of a config."""
+    if not callable(getattr(config, asked, None)):
+        raise PolicyQuantError(
+            f"quant_config is PlanConfig(plan), or another object with {asked}; found {type(config).__name__}:"
+            " wrap a plan in PlanConfig"
         )
 
 

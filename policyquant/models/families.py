@@ -30,8 +30,14 @@ def model_factory(config: Mapping[str, object]) -> Callable[[], nn.Module]:
     """A function that constructs the model which the parsed `config.json` describes; each call makes a new one.
 
     Raises:
-        PolicyQuantError: the `model_type` is missing or unknown, a size is missing, or a variant is not implemented.
+        PolicyQuantError: this is no mapping, the `model_type` is missing or unknown, a size is missing, or a variant is
+            not implemented.
     """
+    if not isinstance(config, Mapping):
+        raise PolicyQuantError(
+            f"model_factory takes the parsed config.json, found {type(config).__name__}; json.loads reads it, and"
+            " Inventory.open(path).config is it"
+        )
     family = config.get("model_type")
     expected = f"expected one of {', '.join(FAMILIES)}"
     if not isinstance(family, str):

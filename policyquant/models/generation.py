@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 
 from policyquant.errors import PolicyQuantError
+from policyquant.inventory.echo import value_shown
 from policyquant.models.decoder import DecoderForCausalLM
 
 
@@ -33,8 +34,9 @@ def generate(
         eos_token_ids: tokens that end the text; the one that did is the last that is handed out.
 
     Raises:
-        PolicyQuantError: an argument is out of its range, the prompt is empty, is more than one or holds ids outside
-            of the vocabulary (all at once, at the call), or the logits hold NaN (at the token in question).
+        PolicyQuantError: an argument is out of its range, the prompt is no token ids, is empty, is more than one or
+            holds ids outside of the vocabulary (all at once, at the call), or the logits hold NaN (at the token in
+            question).
     """
     prompt = _prompt(model, input_ids)
     if max_new_tokens < 0:
@@ -49,7 +51,13 @@ def generate(
 
 def _prompt(model: DecoderForCausalLM, input_ids: torch.Tensor | Sequence[int]) -> torch.Tensor:
     """The prompt as int64 [1, T], where the model is."""
-    ids = torch.as_tensor(input_ids, dtype=torch.int64, device=model.model.norm.weight.device)
+    try:
+        given = torch.as_tensor(input_ids)
+    except (TypeError, ValueError, RuntimeError):
+        raise _no_ids(f"{type(input_ids).__name__} {value_shown(input_ids)}") from None
+    if given.numel() and (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool):
+        raise _no_ids(str(given.dtype))
+    ids = given.to(model.model.norm.weight.device, torch.int64)
     if ids.dim() == 1:
         ids = ids[None]
     if ids.dim() != 2 or ids.shape[0] != 1 or ids.shape[1] == 0:
@@ -59,6 +67,10 @@ def _prompt(model: DecoderForCausalLM, input_ids: torch.Tensor | Sequence[int]) 
     if outside.numel():
         raise PolicyQuantError(f"input_ids must be in 0 … {vocabulary - 1}, found {int(outside[0])}")
     return ids
+
+
+def _no_ids(found: str) -> PolicyQuantError:
+    return PolicyQuantError(f"input_ids must be token ids, whole numbers that a tokenizer makes of text; found {found}")
 
 
 def _continue(

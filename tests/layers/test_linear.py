@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
+from policyquant import Inventory, load_policy, resolve
 from policyquant.errors import PolicyQuantError
 from policyquant.layers.adopt import adopt
 from policyquant.layers.linear import Linear, MergedColumnParallelLinear, QKVParallelLinear
+from policyquant.layers.norm import RMSNorm
 from policyquant.methods.registry import method_for
 from policyquant.policy.methods import METHODS
 from policyquant.policy.scheme import Scheme
@@ -26,6 +30,15 @@ def test_without_a_plan_a_linear_is_initialised_and_computes_as_torch_does(bias:
     assert isinstance(ours, nn.Linear)
     assert ours.out_features == 4
     assert torch.equal(ours(x), plain(x))
+
+
+@pytest.mark.parametrize("make", [partial(Linear, 8, 8), partial(RMSNorm, 8)], ids=["weights", "none"])
+def test_a_plan_or_a_policy_in_place_of_a_quant_config_is_told_to_be_wrapped(make: Callable[..., nn.Module]) -> None:
+    policy: dict[str, object] = {"layers": {"*": "fp8"}}
+    plan = resolve(load_policy(policy), Inventory.from_tensors([("a.0.w", (8, 8), "BF16")]))
+    for wrong in (policy, plan):
+        with pytest.raises(PolicyQuantError, match=rf"found {type(wrong).__name__}: wrap a plan in PlanConfig"):
+            make(quant_config=wrong, prefix="a")
 
 
 def test_adopting_keeps_the_object_its_parameters_and_hooks() -> None:

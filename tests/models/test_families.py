@@ -83,6 +83,12 @@ def test_what_is_not_understood_is_refused_before_a_model_is_made(change: dict[s
         model_factory({**LLAMA, **change})
 
 
+@pytest.mark.parametrize("given", ["build/smollm2", None, [LLAMA]])
+def test_a_path_in_place_of_a_configuration_is_told_what_to_give(given: Any) -> None:
+    with pytest.raises(PolicyQuantError, match=rf"takes the parsed config\.json, found {type(given).__name__}; json"):
+        model_factory(given)
+
+
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
