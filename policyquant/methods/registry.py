@@ -36,8 +36,8 @@ def register(method: Method) -> Method:
     """Class decorator: make a `QuantMethod` known under its spec's name, to policies too.
 
     Raises:
-        PolicyQuantError: another class has that name already, the class lacks a part of the contract, or its spec is
-            not the one that policyquant has under that name.
+        PolicyQuantError: another class has that name already, the class lacks a part of the contract, its spec says
+            what is not understood (a kind, a dtype), or it is not the one that policyquant has under that name.
     """
     name = method.spec.name
     if isabstract(method):

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 
 from policyquant.errors import PolicyQuantError
-from policyquant.inventory.echo import value_shown
 from policyquant.models.decoder import DecoderForCausalLM
 
 
@@ -54,7 +53,7 @@ def _prompt(model: DecoderForCausalLM, input_ids: torch.Tensor | Sequence[int]) 
     try:
         given = torch.as_tensor(input_ids)
     except (TypeError, ValueError, RuntimeError):
-        raise _no_ids(f"{type(input_ids).__name__} {value_shown(input_ids)}") from None
+        raise _no_ids(f"{type(input_ids).__name__} {input_ids!r:.80}") from None
     if given.numel() and (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool):
         raise _no_ids(str(given.dtype))
     ids = given.to(model.model.norm.weight.device, torch.int64)

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Final
 from policyquant.errors import PolicyQuantError
 from policyquant.inventory.kinds import KINDS, Kind
 from policyquant.policy.scheme import Quantization, spelled
+from policyquant.policy.spec_check import check_spec
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 _WEIGHTS: Final[frozenset[Kind]] = frozenset({"linear", "moe", "head", "router"})
-WEIGHT_KINDS: Final[frozenset[Kind]] = frozenset({*_WEIGHTS, "embedding"})
+_ALL_WEIGHTS: Final[tuple[Kind, ...]] = ("linear", "moe", "head", "router", "embedding")
+WEIGHT_KINDS: Final = frozenset(_ALL_WEIGHTS)
 """Kinds that some method other than `none` takes."""
 
 
@@ -197,10 +199,11 @@ class MethodTable(Mapping[str, MethodSpec]):
         """Make known what `policyquant.methods.registry.register` registers.
 
         Raises:
-            PolicyQuantError: we describe a method of that name otherwise.
+            PolicyQuantError: we describe a method of that name otherwise, or its spec is not understood.
         """
         own = self._own.get(spec.name)
         if own is None:
+            check_spec(spec, _ALL_WEIGHTS)
             self._brought[spec.name] = spec
         elif own != spec:
             raise PolicyQuantError(
@@ -235,6 +238,7 @@ def _load(point: EntryPoint) -> MethodSpec:
         raise PolicyQuantError(f"method {point.name!r} of {point.value} cannot be loaded: {error}") from error
     if not isinstance(spec, MethodSpec) or spec.name != point.name:
         raise PolicyQuantError(f"method {point.name!r}: {point.value} has no spec of that name")
+    check_spec(spec, _ALL_WEIGHTS)
     return spec
 
 

@@ -8,6 +8,9 @@ from typing import Final, Literal
 
 Granularity = Literal["tensor", "channel", "token", "group", "block", "head"]
 
+WEIGHT_GRANULARITIES: Final = ("tensor", "channel", "group", "block")
+INPUT_GRANULARITIES: Final = ("tensor", "token", "group")
+
 FLOAT_DTYPES: Final[Mapping[str, str]] = {
     "bf16": "bfloat16",
     "fp16": "float16",

@@ -18,8 +18,10 @@ from policyquant.policy.problems import Problems
 from policyquant.policy.scheme import (
     FLOAT_DTYPES,
     FP8_DTYPES,
+    INPUT_GRANULARITIES,
     QUANTIZED_DTYPES,
     SCALE_DTYPES,
+    WEIGHT_GRANULARITIES,
     Quantization,
     spelled,
 )
@@ -28,7 +30,7 @@ SCHEME_KEYS: Final = ("method", "weight", "input", "output", "kv_cache")
 
 WEIGHT_FIELDS: Final[Mapping[str, values.Reader]] = {
     "dtype": values.word(QUANTIZED_DTYPES),
-    "granularity": values.one_of("tensor", "channel", "group", "block"),
+    "granularity": values.one_of(*WEIGHT_GRANULARITIES),
     "group": values.whole_number,
     "block": values.block,
     "symmetric": values.truth,
@@ -37,7 +39,7 @@ WEIGHT_FIELDS: Final[Mapping[str, values.Reader]] = {
 }
 INPUT_FIELDS: Final[Mapping[str, values.Reader]] = {
     "dtype": values.word(QUANTIZED_DTYPES),
-    "granularity": values.one_of("tensor", "token", "group"),
+    "granularity": values.one_of(*INPUT_GRANULARITIES),
     "group": values.whole_number,
     "scheme": values.one_of("dynamic", "static"),
     "scale": values.scale,

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,9 @@ from policyquant.errors import PolicyQuantError
 from policyquant.methods.base import QuantMethod
 from policyquant.methods.registry import BUILT_IN, method_class, method_for, register, runnable
 from policyquant.methods.unquantized import Unquantized
-from policyquant.policy.methods import METHODS
-from policyquant.policy.scheme import Scheme
+from policyquant.policy.methods import METHODS, WEIGHT_KINDS, Choices, MethodSpec
+from policyquant.policy.scheme import Quantization, Scheme
+from policyquant.policy.spec_check import check_spec
 from tests.docs.pages import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +58,57 @@ def test_a_method_under_our_name_is_described_as_we_describe_it() -> None:
     with pytest.raises(PolicyQuantError, match=r"'int8' is described by policyquant, .*`spec = METHODS\['int8'\]`"):
         register(Other)
     assert "int8" not in runnable()
+
+
+@pytest.mark.parametrize("spec", [spec for name, spec in METHODS.items() if name != "none"], ids=lambda spec: spec.name)
+def test_what_we_describe_is_understood(spec: MethodSpec) -> None:
+    check_spec(spec, WEIGHT_KINDS)
+
+
+GROUPS: Any = Quantization("int8", "group", group=64)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"name": "My Method"},
+            "'My Method' .*: its name is to be of lower-case letters, digits and _, as 'my_method'$",
+        ),
+        ({"name": ""}, "its name is to be of lower-case letters, digits and _$"),
+        ({"kinds": frozenset({"linear", "mlp"})}, "kind 'mlp' is none of linear, moe, head, router, embedding$"),
+        ({"kinds": frozenset({"linears"})}, "kind 'linears' is none of .*; did you mean 'linear'"),
+        ({"kinds": frozenset({"conv"})}, "kind 'conv' is none of linear, "),
+        ({"kinds": "linear"}, "kinds is to be a set of some of linear, moe, .*; found 'linear'"),
+        ({"kinds": frozenset()}, "kinds is to be a set"),
+        ({"weight": Quantization("int7", "channel")}, "weight dtype 'int7' is none of float32, .*; did you mean 'int"),
+        ({"weight": "int8"}, "weight is to be a Quantization or None; found str"),
+        ({"weight": replace(GROUPS, granularity="row")}, "weight granularity 'row' is none of tensor, channel, group"),
+        ({"weight": replace(GROUPS, granularity="token")}, "weight granularity 'token' is none of"),
+        ({"weight": replace(GROUPS, scale_dtype="fp8")}, "weight scale_dtype 'fp8' is none of"),
+        ({"weight": replace(GROUPS, scheme="static")}, "weight scheme 'static' is of no weight"),
+        ({"weight": replace(GROUPS, group=0)}, "weight group is to be a whole number above 0; found 0"),
+        ({"weight": replace(GROUPS, group=None)}, "weight granularity 'group' with group None"),
+        ({"weight": replace(GROUPS, block=(8, 8))}, r"weight granularity 'group' with block \(8, 8\)"),
+        ({"weight": Quantization("int8", "block", block=8)}, "weight block is to be two whole numbers .*; found 8"),
+        ({"weight_choices": Choices(dtype=("int8", "int5"))}, "weight dtype 'int5' is none of"),
+        ({"weight_choices": Choices(granularity=("channel", "group"))}, "weight_choices has no group"),
+        ({"input": Quantization("int8", "token")}, "input scheme None is none of dynamic, static"),
+        (
+            {"input": Quantization("int8", "chanel", scheme="dynamic")},
+            "input granularity 'chanel' is none of tensor, token",
+        ),
+        ({"input_choices": Choices(scale=True)}, "input_choices says what may be set, but there is no input"),
+    ],
+)
+def test_a_description_that_is_not_understood_cannot_be_registered(change: dict[str, Any], message: str) -> None:
+    class Other(Unquantized):
+        spec = replace(METHODS["int8_weight_only"], name="other", weight_choices=Choices())
+
+    Other.spec = replace(Other.spec, **change)
+    with pytest.raises(PolicyQuantError, match=message):
+        register(Other)
+    assert Other.spec.name not in runnable()
 
 
 def test_a_registered_method_is_known_to_policies_at_once() -> None:
