@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from policyquant.build.build import build as build
-    from policyquant.build.load_weights import load_weights as load_weights
-    from policyquant.build.plan_config import PlanConfig as PlanConfig
+    from policyquant.building.build import build as build
+    from policyquant.building.load_weights import load_weights as load_weights
+    from policyquant.building.plan_config import PlanConfig as PlanConfig
     from policyquant.errors import BuildError as BuildError
     from policyquant.errors import PolicyError as PolicyError
     from policyquant.errors import PolicyQuantError as PolicyQuantError
@@ -37,23 +37,23 @@ _PLACES = {
     "Inventory": "policyquant.inventory.inventory",
     "LayerPlan": "policyquant.plan.rows",
     "Plan": "policyquant.plan.plan",
-    "PlanConfig": "policyquant.build.plan_config",
+    "PlanConfig": "policyquant.building.plan_config",
     "Policy": "policyquant.policy.policy",
     "PolicyError": "policyquant.errors",
     "PolicyQuantError": "policyquant.errors",
     "Quantization": "policyquant.policy.scheme",
     "Scheme": "policyquant.policy.scheme",
     "SourceError": "policyquant.errors",
-    "build": "policyquant.build",
-    "load_weights": "policyquant.build.load_weights",
+    "build": "policyquant.building.build",
+    "load_weights": "policyquant.building.load_weights",
     "load_policy": "policyquant.policy.load",
     "read_plan": "policyquant.plan.read",
     "resolve": "policyquant.plan.resolve",
 }
 """Public names load on first use, so that `import policyquant` costs next to nothing."""
 
-_WITH_TORCH = ("PlanConfig", "load_weights")
-"""Those that load torch as well. `build` loads it when it is called."""
+_WITH_TORCH = ("PlanConfig", "build", "load_weights")
+"""Those that load torch as well."""
 
 __all__ = list(_PLACES)
 
@@ -70,8 +70,7 @@ def __getattr__(name: str) -> object:
             from policyquant.extras import require
 
             require("torch", extra="torch", by=f"policyquant.{name}")
-        place = import_module(_PLACES[name])
-        value = place if _PLACES[name] == f"{__name__}.{name}" else getattr(place, name)
+        value = getattr(import_module(_PLACES[name]), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

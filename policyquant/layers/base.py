@@ -24,7 +24,7 @@ _NOTHING: Final = object()
 
 
 class QuantConfig(Protocol):
-    """What a layer asks for its method at construction; `policyquant.build` makes one from a plan."""
+    """What a layer asks for its method at construction; `policyquant.PlanConfig` is one that asks a plan."""
 
     def scheme_for(self, layer: nn.Module, name: str) -> Scheme:
         """The plan's scheme for the layer with this name."""

@@ -28,7 +28,7 @@ _MARK: Final = "_policyquant_place"
 
 
 class ModelOrigin(Protocol):
-    """What a built model came from; `policyquant.build` has the class."""
+    """What a built model came from; `policyquant.building.origin` has the class."""
 
     def on_added(self, parent: nn.Module, name: str, child: nn.Module) -> None:
         """`child` is about to be registered as `name` in a module of the model."""

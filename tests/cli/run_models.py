@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from policyquant.build.targets import logical_state
+from policyquant.building.targets import logical_state
 from policyquant.models.families import model_factory
 from tests.models.tiny_models import fill
 

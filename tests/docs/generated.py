@@ -366,7 +366,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "files-methods": lambda: files("methods"),
     "files-layers": lambda: files("layers"),
     "files-models": lambda: files("models"),
-    "files-build": lambda: files("build"),
+    "files-building": lambda: files("building"),
     "files-cli": lambda: files("cli"),
     "files-cli-run": lambda: files("cli/run"),
 }

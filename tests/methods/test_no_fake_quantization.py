@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from policyquant.build.targets import logical_state, part_names
+from policyquant.building.targets import logical_state, part_names
 from policyquant.checkpoint.tensors import MemoryTensor, Slot
 from policyquant.layers.base import WeightLayer
 from policyquant.layers.embedding import ParallelLMHead, VocabParallelEmbedding

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from policyquant import build
-from policyquant.build.targets import logical_state
+from policyquant.building.targets import logical_state
 from policyquant.layers.base import WeightLayer
 from policyquant.layers.embedding import VocabParallelEmbedding
 from policyquant.models.families import model_factory

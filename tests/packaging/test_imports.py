@@ -39,11 +39,11 @@ MAY_IMPORT = {
     "methods": LEAVES | {"policy", "inventory.kinds", "kernels", "quantized_tensor", "checkpoint"},
     "layers": LEAVES | {"policy", "kernels", "quantized_tensor", "checkpoint", "methods"},
     "models": LEAVES | {"policy", "kernels", "quantized_tensor", "checkpoint", "methods", "layers"},
-    "build": LEAVES
+    "building": LEAVES
     | {"policy", "inventory", "plan", "kernels", "quantized_tensor", "checkpoint", "methods", "layers", "models"},
 }
 
-COMPUTING = frozenset({"kernels", "quantized_tensor", "checkpoint", "methods", "layers", "models", "build"})
+COMPUTING = frozenset({"kernels", "quantized_tensor", "checkpoint", "methods", "layers", "models", "building"})
 """Areas that hold tensors, and load torch to do so."""
 
 TOP_LEVEL_AREAS = ("kernels", "policies", "schemas")
@@ -179,7 +179,7 @@ def test_a_policy_is_resolved_without_torch() -> None:
     model = ROOT / "tests" / "data" / "models" / "Mixtral-8x7B-v0.1.json.gz"
     program = (
         "import sys\nsys.modules['torch'] = None\n"
-        "from policyquant import Inventory, build, load_policy, resolve\n"
+        "from policyquant import Inventory, load_policy, resolve\n"
         f"print(len(resolve(load_policy('fp8-dynamic'), Inventory.open({str(model)!r}))))"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from policyquant.build.planned_only import check_methods_run
+from policyquant.building.planned_only import check_methods_run
 from policyquant.cli import output
 from policyquant.cli.arguments import add_json, example
 from policyquant.cli.findings_text import print_findings, verdict
@@ -179,7 +179,7 @@ def _build_and_write(
 def _build(directory: ModelDirectory, plan: Plan, dtype: str | None) -> DecoderForCausalLM:
     import torch
 
-    from policyquant.build.build import build
+    from policyquant.building.build import build
     from policyquant.cli.run.progress import loading_bar
     from policyquant.models.decoder import DecoderForCausalLM
     from policyquant.models.families import model_factory
