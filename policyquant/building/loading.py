@@ -9,6 +9,7 @@ from torch import nn
 
 from policyquant.building.binding import Binding
 from policyquant.building.copies import Copies
+from policyquant.building.layer_bytes import check_bytes
 from policyquant.building.output_scales import read_output_scale
 from policyquant.building.parameter_like import parameter_like
 from policyquant.checkpoint.tensors import LazyTensor, Slot
@@ -118,6 +119,7 @@ def _load_weights(
 ) -> None:
     method, slots = method_for(binding.scheme), binding.method_slots
     module.take_method(method, device)
+    check_bytes(module)
     if dtype is None and "weight" in module._buffers:
         _keep_bias_dtype(module, binding)
     for key, before in binding.tensors.items():
