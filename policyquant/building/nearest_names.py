@@ -25,8 +25,9 @@ class NearestNames:
     def __init__(self, known: Iterable[str]) -> None:
         self._known = dict.fromkeys(known)
         self._by_indices: dict[tuple[str, ...], list[str]] | None = None
-        self._found: dict[str, str] = {}
-        """Template of a name → the template of what was found nearest to one such name; empty for nothing."""
+        self._found: dict[tuple[str, bool], str] = {}
+        """Template of a name, and whether names of its indices are known → the template of what was found nearest to
+        one such name; empty for nothing."""
         self._comparisons = 0
 
     def hint(self, name: str) -> str:
@@ -36,23 +37,25 @@ class NearestNames:
         they are then told in one line.
         """
         template, indices = _NUMBERS.sub("#", name), tuple(_NUMBERS.findall(name))
-        found = self._found.get(template)
+        alike = self._alike(indices)
+        key = (template, alike is not None)
+        found = self._found.get(key)
         near = None if found is None else _filled(found, indices)
         if near is None or (near and near not in self._known):
             if self._comparisons >= _MOST_COMPARISONS:
                 return ""
             self._comparisons += 1
-            near = self._nearest(name, indices)
-            self._found[template] = _NUMBERS.sub("#", near) if tuple(_NUMBERS.findall(near)) == indices else near
+            among = islice(self._known if alike is None else alike, _MOST_COMPARED)
+            near = next(iter(nearest(name, among, count=1)), "")
+            self._found[key] = _NUMBERS.sub("#", near) if tuple(_NUMBERS.findall(near)) == indices else near
         return f"; did you mean {near!r}?" if near else ""
 
-    def _nearest(self, name: str, indices: tuple[str, ...]) -> str:
+    def _alike(self, indices: tuple[str, ...]) -> list[str] | None:
         if self._by_indices is None:
             self._by_indices = {}
             for each in self._known:
                 self._by_indices.setdefault(tuple(_NUMBERS.findall(each)), []).append(each)
-        alike = self._by_indices.get(indices, self._known)
-        return next(iter(nearest(name, islice(alike, _MOST_COMPARED), count=1)), "")
+        return self._by_indices.get(indices)
 
 
 def _filled(template: str, indices: tuple[str, ...]) -> str:

@@ -71,3 +71,10 @@ def test_names_of_many_layers_get_one_hint_with_their_own_indices() -> None:
         f"; did you mean 'blocks.{i}.up_proj'?" for i in range(200)
     ]
     assert "blocks.300" not in names.hint("blocks.300.up_prj"), "only what is known is told"
+
+
+def test_a_name_of_indices_that_nothing_has_takes_no_hint_from_the_others() -> None:
+    names = NearestNames(f"blocks.{i}.experts.{e}.w1" for i in range(4) for e in range(2))
+    hints = [names.hint(f"blocks.{i}.experts.{e}.w3") for i in range(4) for e in range(3)]
+    assert [hint for hint in hints if "blocks.2.experts.1.w1" in hint] == ["; did you mean 'blocks.2.experts.1.w1'?"]
+    assert hints[3:5] == ["; did you mean 'blocks.1.experts.0.w1'?", "; did you mean 'blocks.1.experts.1.w1'?"]

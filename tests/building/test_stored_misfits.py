@@ -280,11 +280,11 @@ def test_only_the_rows_that_are_needed_are_read(
     ("model", "source"), [("Qwen3-30B-A3B", "Mixtral-8x7B-v0.1"), ("Mixtral-8x7B-v0.1", "Qwen3-30B-A3B")]
 )
 def test_a_checkpoint_of_another_model_is_told_within_seconds(model: str, source: str) -> None:
-    """18,000 layers that are not there; looking for the nearest name of each would take an hour."""
+    """18,000 layers that are not there; looking for the nearest name of each would take an hour. They are few lines."""
     models = Path(__file__).parents[1] / "data" / "models"
     inventories = [Inventory.open(models / f"{name}.json.gz") for name in (model, source)]
     start = time.perf_counter()
-    with pytest.raises(BuildError, match=r"did you mean [^\n]*\n(.*\n)+.*and [0-9,]+ more"):
+    with pytest.raises(BuildError, match=r"[0-9]{2} problems\n.*\.{0\.\..*did you mean [^\n]*{0\.\."):
         build(model_factory(inventories[0].config), policy=None, source=inventories[1], device="meta")
     assert time.perf_counter() - start < 30
 
