@@ -84,11 +84,9 @@ def _build(
     if source is None:
         root = make(factory)
         source = logical_state(root)
-        kept = root.modules()  # They may be the caller's own; their tensors are in `source` all the while.
     else:
         root = construct(factory)
-        kept = iter(())
-    with all_or_nothing(kept):
+    with all_or_nothing(root.modules()):  # They may be the caller's own, made before.
         inventory, tensors = open_source(source, root, rename, device)
         plan = plan_for(policy, inventory, names_apart(root, tensors, rename))
         shared = ties(root)

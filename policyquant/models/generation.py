@@ -38,8 +38,9 @@ def generate(
             question).
     """
     prompt = _prompt(model, input_ids)
-    if max_new_tokens < 0:
-        raise PolicyQuantError(f"max_new_tokens must be at least 0, found {max_new_tokens}")
+    limit: object = max_new_tokens
+    if not isinstance(limit, int) or limit < 0:
+        raise PolicyQuantError(f"max_new_tokens must be a whole number of at least 0, found {limit!r}")
     if not (temperature >= 0 and math.isfinite(temperature)):
         raise PolicyQuantError(f"temperature must be finite and at least 0, found {temperature}")
     if top_k is not None and top_k < 1:

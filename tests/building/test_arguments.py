@@ -73,13 +73,15 @@ def test_a_function_that_returns_a_model_which_is_there_quantizes_it_in_place() 
     assert torch.equal(model(x), expected)
 
 
-def test_a_model_that_cannot_be_quantized_in_place_stays_as_it_was() -> None:
+@pytest.mark.parametrize("with_source", [False, True])
+def test_a_model_that_cannot_be_quantized_in_place_stays_as_it_was(with_source: bool) -> None:
     model = Model()
     with torch.no_grad():
         model.down.weight[0, 0] = torch.nan
     before = dict(model.named_parameters())
+    source = {name: values.clone() for name, values in model.state_dict().items()} if with_source else None
     with pytest.raises(PolicyQuantError, match=r"'down\.weight'"):
-        build(lambda: model, policy=POLICY)
+        build(lambda: model, policy=POLICY, source=source)
     assert type(model.up) is nn.Linear
     assert all(parameter is before[name] for name, parameter in model.named_parameters())
 
