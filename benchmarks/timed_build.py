@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,10 @@ def main(contender: str, small: str, model: str, times: str) -> None:
         run = copied(Path(model))
     elif contender == "peer":
         read_and_copy(Path(small))
-        run = lambda: read_and_copy(Path(model))  # noqa: E731
+        run = partial(read_and_copy, Path(model))
     else:
         built(Path(small), contender)
-        run = lambda: built(Path(model), contender)  # noqa: E731
+        run = partial(built, Path(model), contender)
     seconds = []
     for _ in range(int(times)):
         gc.collect()
