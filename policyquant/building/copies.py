@@ -1,7 +1,7 @@
 """Layers that are stored as they are to be held: the system copies them, several at a time.
 
-Most of such a copy is the first touch of new memory, which one processor does no faster than a disk reads. No tensor is
-computed with in these threads: PyTorch would give each of them its own threads beside.
+Most of such a copy is the first touch of new memory, which processors share. No tensor is computed with in these
+threads: PyTorch would give each of them its own threads beside.
 """
 
 from __future__ import annotations

@@ -18,26 +18,10 @@ from policyquant.errors import BuildError
 from policyquant.layers.base import PolicyLayer
 from policyquant.models.families import model_factory
 from policyquant.quantized_tensor import QuantizedTensor
+from tests.building.stored_forms import LLAMA as UNTIED
+from tests.building.stored_forms import MIXTRAL
 
-SIZES: Mapping[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-6,
-}
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True, **SIZES}
-MIXTRAL = {
-    "model_type": "mixtral",
-    "architectures": ["MixtralForCausalLM"],
-    "tie_word_embeddings": False,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    **SIZES,
-}
+LLAMA = {**UNTIED, "tie_word_embeddings": True}
 IDS = torch.arange(12).reshape(2, 6)
 
 
