@@ -25,7 +25,8 @@ from policyquant.models.decoder import DecoderForCausalLM, DecoderLayer
 from policyquant.models.layer_arguments import LayerArguments
 from policyquant.models.llama import GatedMLP
 from policyquant.quantized_tensor import QuantizedTensor
-from tests.building.test_build import IDS, SIZES, named_output
+from tests.building.stored_forms import SIZES
+from tests.building.test_build import IDS, named_output
 from tests.methods.test_no_fake_quantization import QUANTIZERS, calls
 
 LAYERS = int(SIZES["num_hidden_layers"])
