@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import hypothesis
 
@@ -20,6 +21,10 @@ for variable in (
     "TTY_COMPATIBLE",
 ):
     os.environ.pop(variable, None)
+
+# Triton reads it when a kernel is defined: without a GPU, kernels are interpreted.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # Time limits per example measure how busy the machine is, and a test that fails only sometimes helps nobody.
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from policyquant.kernels import ops, reference
-from policyquant.kernels.cpu import matmul
+from policyquant.kernels.cpu import scaled_mm as matmul
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(3, 5, 7), (0, 4, 8), (2, 3, 1), (4, 64, 96)])

@@ -21,20 +21,13 @@ def scaled_mm(
     """(a @ b.T) · scale_a · scale_b.T + bias, rounded once to `out_dtype`."""
     if b.dtype == torch.float8_e4m3fn:
         # The fast decode leaves a factor of 2**-8; a power of two moves to the other side without rounding.
-        sums = _tiled(a.float() * 256.0, b, _decode_e4m3fn)
+        sums = tiled(a.float() * 256.0, b, _decode_e4m3fn)
     else:
-        sums = _tiled(a.float(), b, torch.Tensor.float)
-    return _finish(sums * scale_a, scale_b, bias, out_dtype)
+        sums = tiled(a.float(), b, torch.Tensor.float)
+    return finish(sums * scale_a, scale_b, bias, out_dtype)
 
 
-def int8_weight_only_mm(
-    x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
-) -> torch.Tensor:
-    """(x @ q.T) · scale.T + bias, rounded once to `out_dtype`."""
-    return _finish(_tiled(x.float(), q, torch.Tensor.float), scale, bias, out_dtype)
-
-
-def _tiled(a: torch.Tensor, b: torch.Tensor, decode: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def tiled(a: torch.Tensor, b: torch.Tensor, decode: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """a @ decode(b).T in float32."""
     sums = torch.empty((a.shape[0], b.shape[0]), dtype=torch.float32, device=a.device)
     rows = max(1, TILE_ELEMENTS // max(1, b.shape[1]))
@@ -50,7 +43,7 @@ def _decode_e4m3fn(q: torch.Tensor) -> torch.Tensor:
     return bits.view(torch.float16).float()
 
 
-def _finish(sums: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype) -> torch.Tensor:
+def finish(sums: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype) -> torch.Tensor:
     """Apply the weight's scale ([1] or [N, 1]) and the bias in float32, then round."""
     sums = sums * scale.reshape(-1)
     if bias is not None:

@@ -1,0 +1,59 @@
+"""What each operator of `ops` computes, written to be read: the truth that every kernel is held against.
+
+A function has the name of its operator, and its arguments less the dtype of a floating-point result.
+
+- Operators that encode: codes and scales are the operator's own, to the bit. Two roundings to float32 belong to the
+  definition: that of the scale, and that of the quotient x / scale, which is then rounded to the nearest code.
+- Operators that return floating point: the exact value, in float64. An operator sums in float32 and rounds; each
+  function says what it rounds on the way.
+
+An operator that fuses several (an activation or a norm that emits codes, a write to the KV cache) is their composition,
+with the rounding to the input's dtype between them.
+
+8-bit floats are encoded and decoded here by their definition (OCP 8-bit Floating Point Specification 1.0, 2023;
+Micikevicius et al. 2022, arXiv:2209.05433), not by torch's casts.
+"""
+
+from __future__ import annotations
+
+from policyquant.kernels.reference.activation import gelu_and_mul, silu_and_mul
+from policyquant.kernels.reference.formats import (
+    FP8_FORMATS,
+    SMALLEST_SCALE,
+    Fp8Format,
+    decode,
+    encode_fp8,
+    quotient,
+    scales,
+)
+from policyquant.kernels.reference.norm import fused_add_rms_norm, rms_norm
+from policyquant.kernels.reference.quantize import (
+    dequantize,
+    dynamic_scaled_fp8_quant,
+    per_channel_int8_quant,
+    per_token_scaled_fp8_quant,
+    static_scaled_fp8_quant,
+)
+from policyquant.kernels.reference.scaled_mm import scaled_mm
+from policyquant.kernels.reference.weight_only_mm import int8_weight_only_mm
+
+__all__ = [
+    "FP8_FORMATS",
+    "SMALLEST_SCALE",
+    "Fp8Format",
+    "decode",
+    "dequantize",
+    "dynamic_scaled_fp8_quant",
+    "encode_fp8",
+    "fused_add_rms_norm",
+    "gelu_and_mul",
+    "int8_weight_only_mm",
+    "per_channel_int8_quant",
+    "per_token_scaled_fp8_quant",
+    "quotient",
+    "rms_norm",
+    "scaled_mm",
+    "scales",
+    "silu_and_mul",
+    "static_scaled_fp8_quant",
+]
