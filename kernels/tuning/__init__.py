@@ -1,14 +1,14 @@
 """Tile configurations: data, one table a family of kernels, by architecture and class of shapes.
 
-A table is `kernels/tuning/<family>.json`: {"sm_90": {"<shape class>": {"BLOCK_M": 128, …, "num_warps": 8}}}. The keys of
-a configuration are arguments of the kernel and of the compiler. Nothing is measured when a kernel is first needed.
+A table is `kernels/tuning/<family>.json`: {"sm_90": {"<shape class>": {"BLOCK_M": 128, …, "num_warps": 8}}}. Keys of a
+configuration are arguments of the kernel and of the compiler. Nothing is measured when a kernel is first needed.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
