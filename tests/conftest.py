@@ -29,4 +29,14 @@ if not Path("/dev/nvidiactl").exists():
 # Time limits per example measure how busy the machine is, and a test that fails only sometimes helps nobody.
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
 hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+# For mutants, of which some example is known to fail: which one is of no interest.
+hypothesis.settings.register_profile(
+    "mutants",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+)
+hypothesis.settings.load_profile(
+    os.environ.get("POLICYQUANT_TEST_PROFILE", "ci" if os.environ.get("CI") else "default")
+)
