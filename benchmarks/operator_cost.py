@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.report import Bar, Outcome, table
 from policyquant.kernels import ops as _registered  # noqa: F401 (importing it defines the operators)
-from policyquant.kernels.cpu import activation, matmul, norm, quantize
+from policyquant.kernels.cpu import activation, norm, quantize, scaled_mm, weight_only_mm
 
 NEEDS: Final = ("torch",)
 MOST_MICROSECONDS: Final = 6.0
@@ -65,8 +65,8 @@ def _pairs() -> list[tuple[str, tuple[Callable[[], object], Callable[[], object]
         "per_token_scaled_fp8_quant": (quantize.per_token_scaled_fp8_quant, (wide, None, _E4M3)),
         "per_channel_int8_quant": (quantize.per_channel_int8_quant, (wide,)),
         "dequantize": (quantize.dequantize, (integers, one, torch.bfloat16)),
-        "scaled_mm": (matmul.scaled_mm, (codes, codes, one, one, None, torch.bfloat16)),
-        "int8_weight_only_mm": (matmul.int8_weight_only_mm, (wide, integers, one, None, torch.bfloat16)),
+        "scaled_mm": (scaled_mm.scaled_mm, (codes, codes, one, one, None, torch.bfloat16)),
+        "int8_weight_only_mm": (weight_only_mm.int8_weight_only_mm, (wide, integers, one, None, torch.bfloat16)),
         "silu_and_mul": (activation.silu_and_mul, (wide,)),
         "gelu_and_mul": (activation.gelu_and_mul, (wide, "tanh")),
         "rms_norm": (norm.rms_norm, (wide, wide[0], 1e-6)),
