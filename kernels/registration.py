@@ -95,13 +95,13 @@ class _Operator:
         self.counted = (name, dispatch.PLAIN)
 
     def on_cpu(self, *inputs: Any) -> Any:
-        if dispatch.forced:
+        if dispatch.forced():
             return self.dispatched(*inputs)
         dispatch.launches[self.counted] += 1
         return self.cpu(*inputs)
 
     def on_cpu_out(self, *inputs: Any, **targets: Any) -> None:
-        if dispatch.forced:
+        if dispatch.forced():
             self.dispatched_out(*inputs, **targets)
         else:
             self._plain(inputs, targets)
@@ -120,8 +120,7 @@ class _Operator:
         if chosen.name == dispatch.PLAIN:
             self._plain(inputs, targets)
             return
-        dtype = (targets[self.results[0]].dtype,) if self.dtype_from_out else ()
-        own = self._named(self.fake(*inputs, *dtype))
+        own = self._named(self.fake(*self._with_dtype(inputs, targets)))
         for out, value in own.items():
             _check(self.name, targets[out], value)
         if all(targets[out].stride() == value.stride() for out, value in own.items()):
@@ -134,11 +133,23 @@ class _Operator:
     def _named(self, values: Any) -> dict[str, torch.Tensor]:
         return dict(zip(self.results, values if isinstance(values, tuple) else (values,), strict=True))
 
+    def _with_dtype(self, inputs: tuple[Any, ...], targets: dict[str, torch.Tensor]) -> tuple[Any, ...]:
+        """All arguments, where the `.out` overload reads one off its first result."""
+        return (*inputs, targets[self.results[0]].dtype) if self.dtype_from_out else inputs
+
     def _run(self, chosen: Implementation, inputs: tuple[Any, ...], targets: dict[str, torch.Tensor]) -> None:
         if chosen.name == dispatch.PLAIN:
             self._plain(inputs, targets)
             return
-        dispatch.launches[self.name, chosen.name] += 1
+        try:
+            self._call(chosen, inputs, targets)
+        except Exception as error:
+            instead = dispatch.instead_of(chosen, error, self.name, _machine(targets), inputs, targets)
+            self._run(instead, inputs, targets)
+        else:
+            dispatch.launches[self.name, chosen.name] += 1
+
+    def _call(self, chosen: Implementation, inputs: tuple[Any, ...], targets: dict[str, torch.Tensor]) -> None:
         device = targets[self.results[0]].device
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
@@ -151,10 +162,11 @@ class _Operator:
         if self.cpu_out is not None:
             self.cpu_out(*inputs, **targets)
             return
-        dtype = (targets[self.results[0]].dtype,) if self.dtype_from_out else ()
-        for out, value in self._named(self.cpu(*inputs, *dtype)).items():
-            _check(self.name, targets[out], value)
-            targets[out].copy_(value)
+        values = self.cpu(*self._with_dtype(inputs, targets))
+        for out, value in zip(self.results, values if isinstance(values, tuple) else (values,), strict=True):
+            target = targets[out]
+            _check(self.name, target, value)
+            target.copy_(value)
 
 
 def _machine(targets: dict[str, torch.Tensor]) -> dispatch.Machine:
