@@ -17,9 +17,8 @@ FP32: Final = torch.float32
 FP8: Final = torch.float8_e4m3fn
 INT32: Final = torch.int32
 
-Matrix = Literal["fp8", "half", "int8", "any"]
+Matrix = Literal["fp8", "half", "int8"]
 """What the native matrix instruction multiplies; "half" is BF16 or FP16."""
-Pipe = Literal["issue", "fp32", "alu", "xu", "lsu", "tensor"]
 Amount = float | Callable[[Launch], float]
 """A number, or a function of the launch where it depends on the configuration (`launch.arguments["BLOCK_K"]`)."""
 Trips = Sequence[float] | Callable[[Launch], Sequence[float]]
@@ -39,8 +38,9 @@ class Kernel:
         promotion: partial sums must be added up outside the tensor cores.
         narrow_loads, narrow_stores: how many loads below 128 bits and stores below 64 bits an aligned kernel may have:
             scales, indices, biases.
-        waivers: what is known to fail → why that is right: a pipe that is busier than 70 % of the time in DRAM, or
-            "spills", "stack", "loads", "stores", "matrix", "promotion".
+        waivers: what is known to fail → why that is right: "spills", "loads", "stores", "matrix", "promotion", "loops",
+            or a pipe that is busier than 70 % of the time in DRAM: "issue", "fp32", "alu", "xu", "lsu", "tensor". After
+            "@" may stand the architecture that it is for: "alu@89".
     """
 
     bytes: Amount
