@@ -4,7 +4,8 @@ Every operator has an `.out` overload that writes its result into `out` (and `ou
 nothing. Scales are float32; x ≈ q · scale; weights are [N, K] as stored. Inputs may have any strides and alignment;
 results are contiguous. A NaN activation encodes as NaN (int8, which has none: as 0) and ±inf saturates; scales come
 from the finite elements and are at least 2**-126. `reference` has a definition of each operator under the same name.
-Weights must hold no NaN: their codes are decoded without looking for it.
+Weights must hold no NaN: their codes are decoded without looking for it. `reshape_and_cache_fp8` writes into its
+arguments and has no `.out`.
 
 | operator | scales |
 |---|---|
@@ -13,13 +14,16 @@ Weights must hold no NaN: their codes are decoded without looking for it.
 | per_token_scaled_fp8_quant, per_channel_int8_quant | result [..., 1], over the last dimension |
 | dequantize | broadcast against q |
 | scaled_mm | scale_a [1] or [M, 1]; scale_b [1] or [N, 1] |
+| fp8_weight_only_mm | [1], [N, 1], or one for each block of 128 × 128: [ceil(N / 128), ceil(K / 128)] |
 | int8_weight_only_mm | [1] or [N, 1] |
+| reshape_and_cache_fp8, gather_cache_fp8 | [1] or [heads] |
 """
 
 from __future__ import annotations
 
 from policyquant.kernels import dispatch
 from policyquant.kernels.operators.activation import gelu_and_mul, silu_and_mul
+from policyquant.kernels.operators.kv_cache import gather_cache_fp8, reshape_and_cache_fp8
 from policyquant.kernels.operators.norm import fused_add_rms_norm, rms_norm
 from policyquant.kernels.operators.quantize import (
     dequantize,
@@ -29,20 +33,24 @@ from policyquant.kernels.operators.quantize import (
     static_scaled_fp8_quant,
 )
 from policyquant.kernels.operators.scaled_mm import scaled_mm
-from policyquant.kernels.operators.weight_only_mm import int8_weight_only_mm
+from policyquant.kernels.operators.weight_only_mm import fp8_weight_only_mm, int8_weight_only_mm, weight_only_mm
 
 __all__ = [
     "dequantize",
     "dynamic_scaled_fp8_quant",
+    "fp8_weight_only_mm",
     "fused_add_rms_norm",
+    "gather_cache_fp8",
     "gelu_and_mul",
     "int8_weight_only_mm",
     "per_channel_int8_quant",
     "per_token_scaled_fp8_quant",
+    "reshape_and_cache_fp8",
     "rms_norm",
     "scaled_mm",
     "silu_and_mul",
     "static_scaled_fp8_quant",
+    "weight_only_mm",
 ]
 
 dispatch.force_as_environment_says()

@@ -70,6 +70,31 @@ def define(
     torch.library.register_fake(f"policyquant::{name}.out", _write_nothing, lib=_library)
 
 
+def define_in_place(
+    name: str,
+    arguments: str,
+    cpu: Callable[..., None],
+    check: Callable[..., None],
+    implementations: tuple[Implementation, ...] = (),
+) -> None:
+    """Define `name`, which writes into those of its arguments that the schema marks with (a!), and returns nothing.
+
+    Args:
+        arguments: of the schema, without the parentheses.
+        cpu: plain torch, for any device.
+        check: looks at shapes and dtypes alone, before anything is written, and stands for the operator without data.
+        implementations: beside plain torch, the preferred first; they take the arguments as they are.
+    """
+    dispatch.register(name, implementations)
+    _library.define(f"{name}({arguments}) -> ()")
+    operator = _InPlace(name, (), cpu, check, False, cpu)
+    _library.impl(name, operator.on_cpu, "CPU")
+    _library.impl(name, operator.dispatched, "CUDA")
+    for device, key in _AUTOCAST.items():
+        _library.impl(name, _without_autocast(name, "default", device), key)
+    torch.library.register_fake(f"policyquant::{name}", check, lib=_library)
+
+
 def _write_nothing(*inputs: Any, **targets: Any) -> None:
     return None
 
@@ -111,12 +136,12 @@ class _Operator:
         values = self.fake(*inputs)
         targets = self._named(values)
         kept = inputs[:-1] if self.dtype_from_out else inputs
-        self._run(dispatch.choose(self.name, _machine(targets), kept, targets), kept, targets)
+        self._run(dispatch.choose(self.name, _machine(kept, targets), kept, targets), kept, targets)
         return values
 
     def dispatched_out(self, *inputs: Any, **targets: Any) -> None:
         """The same where the results belong. Implementations write into tensors laid out as the operator does it."""
-        chosen = dispatch.choose(self.name, _machine(targets), inputs, targets)
+        chosen = dispatch.choose(self.name, _machine(inputs, targets), inputs, targets)
         if chosen.name == dispatch.PLAIN:
             self._plain(inputs, targets)
             return
@@ -144,13 +169,13 @@ class _Operator:
         try:
             self._call(chosen, inputs, targets)
         except Exception as error:
-            instead = dispatch.instead_of(chosen, error, self.name, _machine(targets), inputs, targets)
+            instead = dispatch.instead_of(chosen, error, self.name, _machine(inputs, targets), inputs, targets)
             self._run(instead, inputs, targets)
         else:
             dispatch.launches[self.name, chosen.name] += 1
 
     def _call(self, chosen: Implementation, inputs: tuple[Any, ...], targets: dict[str, torch.Tensor]) -> None:
-        device = targets[self.results[0]].device
+        device = _device(inputs, targets)
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 chosen.load()(*inputs, **targets)
@@ -169,8 +194,31 @@ class _Operator:
             target.copy_(value)
 
 
-def _machine(targets: dict[str, torch.Tensor]) -> dispatch.Machine:
-    device = next(iter(targets.values())).device
+class _InPlace(_Operator):
+    """An operator that writes into its arguments: there is nothing to return, and `fake` only checks."""
+
+    def on_cpu(self, *inputs: Any) -> None:
+        self.fake(*inputs)
+        if dispatch.forced():
+            self._run(dispatch.choose(self.name, _machine(inputs, {}), inputs, {}), inputs, {})
+        else:
+            self._plain(inputs, {})
+
+    def dispatched(self, *inputs: Any) -> None:
+        self.fake(*inputs)
+        self._run(dispatch.choose(self.name, _machine(inputs, {}), inputs, {}), inputs, {})
+
+
+def _device(inputs: tuple[Any, ...], targets: dict[str, torch.Tensor]) -> torch.device:
+    """That of the results, or of the first tensor that an operator without results is given."""
+    for value in (*targets.values(), *inputs):
+        if isinstance(value, torch.Tensor):
+            return value.device
+    raise TypeError("an operator takes a tensor")
+
+
+def _machine(inputs: tuple[Any, ...], targets: dict[str, torch.Tensor]) -> dispatch.Machine:
+    device = _device(inputs, targets)
     return dispatch.machine(device.type, device.index or 0)
 
 

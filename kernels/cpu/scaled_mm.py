@@ -21,7 +21,7 @@ def scaled_mm(
     """(a @ b.T) · scale_a · scale_b.T + bias, rounded once to `out_dtype`."""
     if b.dtype == torch.float8_e4m3fn:
         # The fast decode leaves a factor of 2**-8; a power of two moves to the other side without rounding.
-        sums = tiled(a.float() * 256.0, b, _decode_e4m3fn)
+        sums = tiled(a.float() * 256.0, b, decode_e4m3fn)
     else:
         sums = tiled(a.float(), b, torch.Tensor.float)
     return finish(sums * scale_a, scale_b, bias, out_dtype)
@@ -36,7 +36,7 @@ def tiled(a: torch.Tensor, b: torch.Tensor, decode: Callable[[torch.Tensor], tor
     return sums
 
 
-def _decode_e4m3fn(q: torch.Tensor) -> torch.Tensor:
+def decode_e4m3fn(q: torch.Tensor) -> torch.Tensor:
     """Values · 2**-8, exactly, of codes that are not NaN: sign, exponent and mantissa moved into float16's places."""
     bits = q.view(torch.int8).to(torch.int16)
     bits.mul_(128).bitwise_and_(-16385)

@@ -26,6 +26,7 @@ from policyquant.kernels.reference.formats import (
     quotient,
     scales,
 )
+from policyquant.kernels.reference.kv_cache import gather_cache_fp8, reshape_and_cache_fp8
 from policyquant.kernels.reference.norm import fused_add_rms_norm, rms_norm
 from policyquant.kernels.reference.quantize import (
     dequantize,
@@ -35,7 +36,7 @@ from policyquant.kernels.reference.quantize import (
     static_scaled_fp8_quant,
 )
 from policyquant.kernels.reference.scaled_mm import scaled_mm
-from policyquant.kernels.reference.weight_only_mm import int8_weight_only_mm
+from policyquant.kernels.reference.weight_only_mm import fp8_weight_only_mm, int8_weight_only_mm
 
 __all__ = [
     "FP8_FORMATS",
@@ -45,12 +46,15 @@ __all__ = [
     "dequantize",
     "dynamic_scaled_fp8_quant",
     "encode_fp8",
+    "fp8_weight_only_mm",
     "fused_add_rms_norm",
+    "gather_cache_fp8",
     "gelu_and_mul",
     "int8_weight_only_mm",
     "per_channel_int8_quant",
     "per_token_scaled_fp8_quant",
     "quotient",
+    "reshape_and_cache_fp8",
     "rms_norm",
     "scaled_mm",
     "scales",

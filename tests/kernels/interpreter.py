@@ -1,7 +1,7 @@
 """Triton's interpreter, made right where it is wrong and strict where a GPU is undefined.
 
-- Casts from float32, float16 and bfloat16 round to nearest even. The interpreter's own casts to FP8 do not
-  (triton-lang/triton#11897).
+- Casts between floats round to nearest even. The interpreter's own casts to FP8 do not (triton-lang/triton#11897),
+  and its casts from E5M2 give other subnormal values.
 - A value beyond the largest of an FP8 format that is cast to it becomes NaN: what a cast does there differs between
   GPUs and versions, so a kernel clamps first.
 - Products of matrices are sums of exact products in float32; the interpreter multiplies the bits of bfloat16.
@@ -27,7 +27,6 @@ _TORCH: Final = {
     tl.float8e5: torch.float8_e5m2,
 }
 _FP8: Final = (tl.float8e4nv, tl.float8e5)
-_NUMBERS: Final = (tl.float32, tl.float16, tl.bfloat16)
 _original_convert: Final = interpreter._convert_float
 _original_masked_load: Final = interpreter.InterpreterBuilder.create_masked_load
 _original_dot: Final = interpreter.InterpreterBuilder.create_dot
@@ -40,7 +39,7 @@ def _as_tensor(data: Any, dtype: Any) -> torch.Tensor:
 
 def _convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
     source, target = source.scalar, target.scalar
-    if source not in _NUMBERS or target not in _TORCH:
+    if source not in _TORCH or target not in _TORCH:
         return _original_convert(data, source, target, rounding)
     values = _as_tensor(data, source)
     if target in _FP8:

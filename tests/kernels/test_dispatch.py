@@ -278,7 +278,7 @@ def _as_if_on(monkeypatch: pytest.MonkeyPatch, on: Machine, *functions: Any) -> 
     """An operator whose implementations are these functions, called with CPU tensors as if a GPU had them."""
     found = {f"here:{number}": function for number, function in enumerate(functions)}
     monkeypatch.setattr(dispatch, "_loaded", lambda name: found[name]())
-    monkeypatch.setattr(registration, "_machine", lambda targets: on)
+    monkeypatch.setattr(registration, "_machine", lambda inputs, targets: on)
     ways = [Implementation(f"way_{number}", name) for number, name in enumerate(found)]
     dispatch.register(OPERATOR, tuple(ways))
     monkeypatch.setattr(dispatch, "launches", type(dispatch.launches)())
