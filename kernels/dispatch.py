@@ -81,7 +81,7 @@ class Implementation:
             missing = "not built (policyquant kernels build)" if self.package == CUDA_LIBRARY else "not installed"
             return f"{self.package} is {missing}"
         if on.device == "cpu":
-            interpreted = self.name == "triton" and on.interpreting
+            interpreted = self.package == "triton" and on.interpreting
             return None if interpreted else "it needs a GPU"
         if on.rocm:
             return "it is for NVIDIA's GPUs, and this torch is for AMD's"
@@ -191,12 +191,14 @@ def _asked_for(
 ) -> Implementation | None:
     """The implementation that is forced. None if all operators were to use it and this one cannot."""
     name = asked.get(operator) or asked.get(_EVERY)
+    refused = None
     for each, reason in verdicts(operator, on, inputs, outs):
         if each.name == name:
             if reason is None:
                 return each
-            if operator in asked:
-                raise KernelUnavailableError(f"{operator} cannot run as {name!r}: {reason}")
+            refused = reason
+    if operator in asked and refused is not None:
+        raise KernelUnavailableError(f"{operator} cannot run as {name!r}: {refused}")
     return None
 
 

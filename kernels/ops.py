@@ -14,6 +14,7 @@ arguments and has no `.out`.
 | per_token_scaled_fp8_quant, per_channel_int8_quant | result [..., 1], over the last dimension |
 | dequantize | broadcast against q |
 | scaled_mm | scale_a [1] or [M, 1]; scale_b [1] or [N, 1] |
+| block_scaled_mm | scale_a [M, ⌈K / 128⌉]; scale_b [⌈N / 128⌉, ⌈K / 128⌉] |
 | fp8_weight_only_mm | [1], [N, 1], or one for each block of 128 × 128: [ceil(N / 128), ceil(K / 128)] |
 | int8_weight_only_mm | [1] or [N, 1] |
 | reshape_and_cache_fp8, gather_cache_fp8 | [1] or [heads] |
@@ -32,10 +33,11 @@ from policyquant.kernels.operators.quantize import (
     per_token_scaled_fp8_quant,
     static_scaled_fp8_quant,
 )
-from policyquant.kernels.operators.scaled_mm import scaled_mm
+from policyquant.kernels.operators.scaled_mm import block_scaled_mm, scaled_mm
 from policyquant.kernels.operators.weight_only_mm import fp8_weight_only_mm, int8_weight_only_mm, weight_only_mm
 
 __all__ = [
+    "block_scaled_mm",
     "dequantize",
     "dynamic_scaled_fp8_quant",
     "fp8_weight_only_mm",

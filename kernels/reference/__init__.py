@@ -35,13 +35,14 @@ from policyquant.kernels.reference.quantize import (
     per_token_scaled_fp8_quant,
     static_scaled_fp8_quant,
 )
-from policyquant.kernels.reference.scaled_mm import scaled_mm
+from policyquant.kernels.reference.scaled_mm import block_scaled_mm, scaled_mm
 from policyquant.kernels.reference.weight_only_mm import fp8_weight_only_mm, int8_weight_only_mm
 
 __all__ = [
     "FP8_FORMATS",
     "SMALLEST_SCALE",
     "Fp8Format",
+    "block_scaled_mm",
     "decode",
     "dequantize",
     "dynamic_scaled_fp8_quant",

@@ -19,7 +19,8 @@ INPUTS: dict[str, tuple[Any, ...]] = {
     "per_token_scaled_fp8_quant": (X, 2.0, E4M3),
     "per_channel_int8_quant": (X,),
     "dequantize": (X.to(torch.int8), ONE, torch.bfloat16),
-    "scaled_mm": (CODES, CODES, ONE, ONE, None, torch.bfloat16),
+    "scaled_mm": (CODES, CODES, ONE, ONE, None, None, torch.bfloat16),
+    "block_scaled_mm": (CODES, CODES, torch.ones(4, 1), torch.ones(1, 1), None, None, torch.bfloat16),
     "int8_weight_only_mm": (X, X.to(torch.int8), ONE, None, torch.float32),
     "silu_and_mul": (X,),
     "gelu_and_mul": (X, "tanh"),
@@ -32,13 +33,15 @@ INPUTS: dict[str, tuple[Any, ...]] = {
 def test_operator_keeps_its_schema_and_its_shapes(name: str) -> None:
     operator = getattr(torch.ops.policyquant, name).default
     # The schema check does arithmetic on its inputs, which torch has none of for 8-bit floats.
-    checks = ("test_faketensor",) if name == "scaled_mm" else ("test_schema", "test_faketensor")
+    checks = ("test_faketensor",) if name in ("scaled_mm", "block_scaled_mm") else ("test_schema", "test_faketensor")
     torch.library.opcheck(operator, INPUTS[name], test_utils=checks)
 
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_every_operator_has_a_python_function(name: str) -> None:
-    given, direct = getattr(ops, name)(*INPUTS[name]), getattr(torch.ops.policyquant, name).default(*INPUTS[name])
+    operator = getattr(torch.ops.policyquant, name).default
+    named = {each.name: value for each, value in zip(operator._schema.arguments, INPUTS[name], strict=True)}
+    given, direct = getattr(ops, name)(**named), operator(*INPUTS[name])
     first = (given[0], direct[0]) if isinstance(given, tuple) else (given, direct)
     assert torch.equal(first[0].float(), first[1].float())
 
