@@ -13,6 +13,9 @@ from policyquant.kernels.tuning import configuration
 _FAMILY: Final = "scaled_mm"
 _GROUP: Final = 128
 _FP8: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
+_WIDE: Final = 16
+"""Bytes of the widest load."""
+_FEW: Final = 64
 _MOST_SPLITS: Final = 16
 _LEAST_STEPS: Final = 4
 """Of each part of a split K: fewer would be spent on filling the pipeline."""
@@ -84,7 +87,7 @@ def _multiply(
     wanted: str,
     group: int,
 ) -> None:
-    a, b = _with_unit_stride(a), _with_unit_stride(b)
+    a, b = _readable(a, b)
     (rows, terms), channels = a.shape, b.shape[0]
     target = target_of(a)
     chosen = configuration(_FAMILY, target.capability, wanted)
@@ -146,6 +149,29 @@ def _multiply(
         )
 
 
+def _readable(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both as the kernel reads them: rows of unit stride, which tensor cores ask for; what lies otherwise is copied.
+
+    With many rows both are copied too, with zeros up to a multiple of 16 columns, if either's rows do not start at
+    multiples of 16 bytes: loads byte by byte would take longer, and more registers than there are.
+    """
+    wide = all(
+        each.stride(1) == 1 and not (each.shape[1] % _WIDE or each.stride(0) % _WIDE or each.storage_offset() % _WIDE)
+        for each in (a, b)
+    )
+    if wide:
+        return a, b
+    if a.shape[0] > _FEW:
+        return _padded(a), _padded(b)
+    return _with_unit_stride(a), _with_unit_stride(b)
+
+
 def _with_unit_stride(x: torch.Tensor) -> torch.Tensor:
-    """Tensor cores read rows of FP8; what lies otherwise is copied."""
     return x if x.stride(1) == 1 else x.contiguous()
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    columns = -(-x.shape[1] // _WIDE) * _WIDE
+    copy = torch.zeros((x.shape[0], columns), dtype=torch.uint8, device=x.device)
+    copy[:, : x.shape[1]] = x.view(torch.uint8)
+    return copy.view(x.dtype)

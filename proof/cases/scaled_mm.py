@@ -33,7 +33,13 @@ def _steps(launch: Launch) -> tuple[float]:
     return (float(launch.arguments["steps"]),)
 
 
-def _product(m: int, narrow_loads: int, promotion: bool = True) -> Kernel:
+_SCALED_STEPS = (
+    "each step's sums leave tensor memory to be scaled, for which 8 TB/s give little time; wider tiles would leave"
+    " multiprocessors without one"
+)
+
+
+def _product(m: int, narrow_loads: int, promotion: bool = True, waived: tuple[str, ...] = ()) -> Kernel:
     return Kernel(
         bytes=m * K + N * K + 2 * m * N,
         flops=2 * m * N * K,
@@ -41,6 +47,7 @@ def _product(m: int, narrow_loads: int, promotion: bool = True) -> Kernel:
         matrix="fp8",
         promotion=promotion,
         narrow_loads=narrow_loads,
+        waivers=dict.fromkeys(waived, _SCALED_STEPS),
     )
 
 
@@ -50,41 +57,42 @@ def _sum(m: int) -> Kernel:
 
 # Sums of 10.0's tensor cores are wide enough as they are.
 NARROW_SUMS, WIDE_SUMS = (89, 90), (100,)
+IN_LITTLE_TIME = ("issue@100", "lsu@100", "alu@100", "fp32@100")
 
 CASES = [
     Case(
         "scaled_mm",
         "16 rows, K split",
         lambda: _inputs(16, False, bias=True),
-        {"product": _product(16, 64), "summation": _sum(16)},
+        {"product": _product(16, 72), "summation": _sum(16)},
         architectures=NARROW_SUMS,
     ),
     Case(
         "scaled_mm",
         "16 rows, K split",
         lambda: _inputs(16, False, bias=True),
-        {"product": _product(16, 64, promotion=False), "summation": _sum(16)},
+        {"product": _product(16, 72, promotion=False), "summation": _sum(16)},
         architectures=WIDE_SUMS,
     ),
     Case(
         "scaled_mm",
         "many rows",
         lambda: _inputs(8192, False),
-        {"product": _product(8192, 64)},
+        {"product": _product(8192, 72)},
         architectures=NARROW_SUMS,
     ),
     Case(
         "scaled_mm",
         "many rows",
         lambda: _inputs(8192, False),
-        {"product": _product(8192, 64, promotion=False)},
+        {"product": _product(8192, 72, promotion=False)},
         architectures=WIDE_SUMS,
     ),
     Case(
         "scaled_mm",
         "many rows, an FP8 result",
         lambda: _inputs(8192, False, FP8),
-        {"product": _product(8192, 64, promotion=False)},
+        {"product": _product(8192, 72, promotion=False)},
         quick=False,
     ),
     Case(
@@ -107,7 +115,10 @@ CASES = [
             "block_scaled_mm",
             f"{m} rows" if m < 8192 else "many rows",
             lambda m=m: _inputs(m, True),
-            {"product": _product(m, 64), **({"summation": _sum(m)} if m <= 128 else {})},
+            {
+                "product": _product(m, 72, waived=IN_LITTLE_TIME if 16 < m <= 128 else ()),
+                **({"summation": _sum(m)} if m <= 128 else {}),
+            },
             quick=m in (16, 8192),
         )
         for m in (16, 32, 64, 128, 8192)

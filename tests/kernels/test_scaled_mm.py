@@ -211,10 +211,10 @@ def test_a_long_sum_passes_the_accumulation_gate() -> None:
 
 
 def test_offsets_pass_2_to_the_31() -> None:
-    """Memory that is not touched costs nothing: rows 2**30 bytes apart, of which the last alone has its values."""
+    """Rows 2**30 bytes apart, after what an offset of 32 bits would lead to. Untouched memory costs nothing."""
     apart, m, k = 2**30, 4, 40
-    wide = torch.empty((m - 1) * apart + k, dtype=torch.uint8, device=DEVICE).view(E4M3)
-    a = wide.as_strided((m, k), (apart, 1))
+    wide = torch.empty(2 * apart + (m - 1) * apart + k, dtype=torch.uint8, device=DEVICE).view(E4M3)
+    a = wide.as_strided((m, k), (apart, 1), 2 * apart)
     a.copy_(codes(m, k).to(DEVICE))
     small, scales = codes(5, k, seed=1).to(DEVICE), (torch.ones(1, device=DEVICE), torch.ones(1, device=DEVICE))
     with dispatch.force(scaled_mm="triton"):
