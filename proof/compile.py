@@ -110,14 +110,15 @@ def launches(case: Case, architecture: int) -> list[Launch]:
     targets = dict(zip(outs, values if isinstance(values, tuple) else (values,), strict=True))
     kept = inputs[: sum(not each.kwarg_only for each in operator.out._schema.arguments)]
     machine = dispatch.Machine("cuda", capability, multiprocessors, frozenset({"triton"}))
+    refused = "it has no Triton function"
     for each, reason in dispatch.verdicts(case.operator, machine, kept, targets):
-        if each.name == "triton":
-            if reason is not None:
-                raise ValueError(f"{case.operator} ({case.name}) on {capability}: triton refuses, {reason}")
+        if each.name == "triton" and reason is None:
             with recording(Target(capability, multiprocessors)) as recorded:
                 each.load()(*kept, **targets)
             return recorded
-    raise ValueError(f"{case.operator} has no Triton function")
+        if each.name == "triton":
+            refused = f"triton refuses, {reason}"
+    raise ValueError(f"{case.operator} ({case.name}) on {capability}: {refused}")
 
 
 def specialize(launch: Launch, architecture: int) -> Specialization:
