@@ -7,6 +7,7 @@ import torch
 
 from policyquant.kernels import ops, reference
 from policyquant.kernels.cpu import scaled_mm as matmul
+from tests.kernels import error_bounds
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(3, 5, 7), (0, 4, 8), (2, 3, 1), (4, 64, 96)])
@@ -47,3 +48,37 @@ def test_int8_weight_only_mm() -> None:
     # Small integers and powers of two: exact in float32.
     expected = reference.scaled_mm(x, q, torch.ones(1), scale).float()
     assert torch.equal(ops.int8_weight_only_mm(x, q, scale), expected)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 5, 7), (0, 4, 8), (2, 3, 0), (2, 300, 1), (4, 130, 300)])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_block_scaled_mm(m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(rows, k, generator=random).to(dtype) for rows in (m, n))
+    groups = -(-k // 128)
+    scale_a, scale_b = (torch.rand(rows, groups, generator=random) for rows in (m, -(-n // 128)))
+    bias = torch.randn(n, generator=random)
+    y = ops.block_scaled_mm(a, b, scale_a, scale_b, bias, torch.float32)
+    expected = reference.block_scaled_mm(a, b, scale_a, scale_b, bias)
+    magnitude = reference.block_scaled_mm(a.double().abs(), b.double().abs(), scale_a, scale_b, bias.abs())
+    assert bool(((y - expected).abs() <= error_bounds.product(magnitude, k)).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_product_may_end_in_codes_of_itself_over_a_scale(dtype: torch.dtype) -> None:
+    a = torch.tensor([[1.0, 2.0], [448.0, 448.0], [float("nan"), 0.0]]).to(torch.float8_e4m3fn)
+    b, one = torch.tensor([[2.0, 1.0], [-448.0, -448.0]]).to(torch.float8_e4m3fn), torch.ones(1)
+    y = ops.scaled_mm(a, b, one, one, out_dtype=dtype, scale_result=torch.tensor([0.5])).float()
+    largest = torch.finfo(dtype).max
+    # -1344 / 0.5, and 1344 / 0.5, are within E5M2's range only.
+    assert y[0].tolist() == [8.0, max(-2560.0, -largest)]
+    assert y[1].tolist() == [min(2560.0, largest), -largest]
+    assert bool(y[2].isnan().all())
+
+
+@pytest.mark.parametrize("scale_b", [torch.ones(1), torch.ones(2, 2)], ids=["a scale", "blocks"])
+def test_products_are_compiled_without_a_break(scale_b: torch.Tensor) -> None:
+    a, b = torch.ones(3, 200).to(torch.float8_e4m3fn), torch.ones(130, 200).to(torch.float8_e4m3fn)
+    scale_a = torch.ones(1) if scale_b.numel() == 1 else torch.ones(3, 2)
+    compiled = torch.compile(ops.scaled_mm, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(a, b, scale_a, scale_b), ops.scaled_mm(a, b, scale_a, scale_b))
