@@ -104,7 +104,7 @@ def summation(
     inside = channel < N
     sums = tl.zeros((BLOCK_N,), dtype=tl.float32)
     for split in tl.static_range(SPLITS):
-        sums += tl.load(partial + (split * M.to(tl.int64) + row) * N + channel, mask=inside, other=0.0)
+        sums += tl.load(partial + (split * M + row) * N + channel, mask=inside, other=0.0)
     rows = row + tl.zeros((1,), dtype=tl.int64)
     from_channel = tl.minimum(channel, N - 1).to(tl.int64)
     sums = sums[None, :]

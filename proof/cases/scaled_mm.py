@@ -57,6 +57,9 @@ def _sum(m: int) -> Kernel:
 
 # Sums of 10.0's tensor cores are wide enough as they are.
 NARROW_SUMS, WIDE_SUMS = (89, 90), (100,)
+ONE_TILE = dict.fromkeys(
+    ("issue", "lsu", "alu", "fp32", "xu", "tensor", "spills@89"), "one tile, most of which is not there"
+)
 IN_LITTLE_TIME = ("issue@100", "lsu@100", "alu@100", "fp32@100")
 
 CASES = [
@@ -73,6 +76,27 @@ CASES = [
         lambda: _inputs(16, False, bias=True),
         {"product": _product(16, 72, promotion=False), "summation": _sum(16)},
         architectures=WIDE_SUMS,
+    ),
+    Case(
+        "scaled_mm",
+        "one row",
+        lambda: _inputs(1, False),
+        {"product": _product(1, 72, promotion=False), "summation": _sum(1)},
+        quick=False,
+    ),
+    *(
+        Case(
+            operator,
+            f"one row, one channel, {terms} columns",
+            lambda terms=terms: (
+                *(meta(1, terms, dtype=FP8), meta(1, terms, dtype=FP8)),
+                *(meta(1, 1, dtype=FP32), meta(1, 1, dtype=FP32), None, None, BF16),
+            ),
+            {"product": Kernel(2 * terms, loops=_steps, matrix="fp8", narrow_loads=72, waivers=ONE_TILE)},
+            aligned=False,
+            quick=False,
+        )
+        for operator, terms in (("block_scaled_mm", 128), ("scaled_mm", 1))
     ),
     Case(
         "scaled_mm",
