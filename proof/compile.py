@@ -104,11 +104,7 @@ def launches(case: Case, architecture: int) -> list[Launch]:
     capability = divmod(architecture, 10)
     multiprocessors = int(rates(architecture)["multiprocessors"])
     inputs = case.inputs()
-    operator = getattr(torch.ops.policyquant, case.operator)
-    outs = [each.name for each in operator.out._schema.arguments if each.kwarg_only]
-    values = operator.default(*inputs)
-    targets = dict(zip(outs, values if isinstance(values, tuple) else (values,), strict=True))
-    kept = inputs[: sum(not each.kwarg_only for each in operator.out._schema.arguments)]
+    kept, targets = _split(getattr(torch.ops.policyquant, case.operator), inputs)
     machine = dispatch.Machine("cuda", capability, multiprocessors, frozenset({"triton"}))
     refused = "it has no Triton function"
     for each, reason in dispatch.verdicts(case.operator, machine, kept, targets):
@@ -119,6 +115,17 @@ def launches(case: Case, architecture: int) -> list[Launch]:
         if each.name == "triton":
             refused = f"triton refuses, {reason}"
     raise ValueError(f"{case.operator} ({case.name}) on {capability}: {refused}")
+
+
+def _split(operator: Any, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, torch.Tensor]]:
+    """What an operator's implementations are called with: inputs, and the results to write, by name."""
+    values = operator.default(*inputs)
+    if "out" not in operator.overloads():
+        return inputs, {}
+    arguments = operator.out._schema.arguments
+    outs = [each.name for each in arguments if each.kwarg_only]
+    targets = dict(zip(outs, values if isinstance(values, tuple) else (values,), strict=True))
+    return inputs[: len(arguments) - len(outs)], targets
 
 
 def specialize(launch: Launch, architecture: int) -> Specialization:

@@ -41,8 +41,8 @@ class Instruction:
 
     @property
     def target(self) -> str | None:
-        """The label that it branches to."""
-        if self.opcode not in ("BRA", "BSSY", "WARPSYNC", "CALL"):
+        """The label that it branches to. The assembler also writes `CALL` for a branch, of which no one returns."""
+        if self.opcode not in ("BRA", "CALL"):
             return None
         found = _TARGET.search(self.operands)
         return None if found is None else found[1]
@@ -64,7 +64,7 @@ class Block:
     @property
     def rare(self) -> bool:
         """Whether it calls a subroutine: the way of a division whose operands are out of the ordinary."""
-        return any(each.opcode == "CALL" for each in self.instructions)
+        return any(each.opcode == "CALL" and each.target is None for each in self.instructions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def parse(text: str) -> Code:
             blocks.append(block)
             labels = []
         block.instructions.append(instruction)
-        if instruction.opcode == "BRA" or instruction.opcode in _LEAVES:
+        if instruction.target is not None or instruction.opcode in _LEAVES:
             block = None
     if not blocks:
         raise ValueError("no instructions were found")
@@ -192,8 +192,8 @@ def _connect(blocks: list[Block]) -> None:
         last = block.instructions[-1]
         # `BRA UP0, label` and `BRA.DIV` and `BRA.U` have conditions among their operands.
         always = not last.predicate and not re.match(r"(!?U?P\d|~?UR?\d+|[RU]\w+)\s*,", last.operands)
-        if last.opcode == "BRA" and last.target in at:
+        if last.target in at:
             block.successors.append(at[last.target])
-        ends = last.opcode in ("BRA", *_LEAVES) and always
+        ends = always and (last.target is not None or last.opcode in _LEAVES)
         if not ends and number + 1 < len(blocks):
             block.successors.append(number + 1)
