@@ -15,7 +15,7 @@ _BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16:
 
 
 def static_scaled_fp8_quant(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Codes of x / scale in `dtype`, clamped to its range first; NaN stays NaN."""
+    """Codes of x / scale in `dtype`, clamped to its range first; NaN stays NaN. Scales below 2**-126 count as that."""
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     static_scaled_fp8_quant_out(x, scale, out=out)
     return out
@@ -25,7 +25,7 @@ def static_scaled_fp8_quant_out(x: torch.Tensor, scale: torch.Tensor, *, out: to
     """The same into `out`, whose dtype decides."""
     _check_shape("static_scaled_fp8_quant", out, x.shape)
     largest = torch.finfo(out.dtype).max
-    out.copy_(x.to(torch.float32, copy=True).div_(scale).clamp_(-largest, largest))
+    out.copy_(x.to(torch.float32, copy=True).div_(scale.clamp(min=SMALLEST_SCALE)).clamp_(-largest, largest))
 
 
 def dynamic_scaled_fp8_quant(
@@ -74,7 +74,8 @@ def per_channel_int8_quant_out(w: torch.Tensor, *, out: torch.Tensor, out_scale:
     """The same into `out` and `out_scale`."""
     _check_shape("per_channel_int8_quant", out, w.shape)
     _check_shape("per_channel_int8_quant", out_scale, (*w.shape[:-1], 1))
-    out_scale.copy_((_largest_finite(w) / INT8_HALF_RANGE).clamp_(min=SMALLEST_SCALE))
+    largest = _largest_finite(w)
+    out_scale.copy_((largest / torch.full_like(largest, INT8_HALF_RANGE)).clamp_(min=SMALLEST_SCALE))
     codes = w.to(torch.float32, copy=True).div_(out_scale)
     out.copy_(codes.nan_to_num_(nan=0.0).round_().clamp_(-128, 127))
 
@@ -91,7 +92,8 @@ def _check_shape(name: str, out: torch.Tensor, shape: tuple[int, ...]) -> None:
 
 def fp8_scale(largest: torch.Tensor, scale_ub: float | None, dtype: torch.dtype) -> torch.Tensor:
     """The scale under which each magnitude becomes the largest value of `dtype`, or less if `scale_ub` bounds it."""
-    scale = largest / torch.finfo(dtype).max
+    # By a tensor: on a GPU torch multiplies by the inverse of a number, which rounds otherwise.
+    scale = largest / torch.full_like(largest, torch.finfo(dtype).max)
     if scale_ub is not None:
         scale.clamp_(max=scale_ub)
     return scale.clamp_(min=SMALLEST_SCALE)
@@ -102,7 +104,8 @@ def _largest_finite(x: torch.Tensor) -> torch.Tensor:
     if x.shape[-1] == 0:
         return torch.zeros((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     largest = largest_magnitude(x)
-    if bool(largest.isfinite().all()):
+    # A GPU is not waited for; a CPU is spared the second way through.
+    if x.device.type == "cpu" and bool(largest.isfinite().all()):
         return largest
     magnitude = x.float().abs()
     return magnitude.masked_fill_(~magnitude.isfinite(), 0.0).amax(-1, keepdim=True)

@@ -6,11 +6,25 @@ from typing import Any
 
 import torch
 
+from policyquant.kernels import dispatch
 from policyquant.kernels.cpu import quantize as plain
 from policyquant.kernels.registration import CODES, codes_and_row_scales, define, like
 
 _ops: Any = torch.ops.policyquant
 _broadcast_shapes: Any = torch.broadcast_shapes
+
+_SOURCES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+
+
+def _refuses(machine: dispatch.Machine, x: torch.Tensor, *others: Any, **outs: torch.Tensor) -> str | None:
+    """What the kernels do not take; they compute in float32."""
+    tensors = (x, *(each for each in others if isinstance(each, torch.Tensor)), outs["out"])
+    return next((f"it does not take {each.dtype}" for each in tensors if each.dtype not in _SOURCES), None)
+
+
+def _triton(operator: str) -> tuple[dispatch.Implementation, ...]:
+    return (dispatch.triton("quantize", operator, refuses=_refuses),)
+
 
 define(
     "static_scaled_fp8_quant",
@@ -20,6 +34,7 @@ define(
     lambda x, scale, dtype: like(x, tuple(x.shape), dtype),
     "dtype",
     plain.static_scaled_fp8_quant_out,
+    _triton("static_scaled_fp8_quant"),
 )
 define(
     "dynamic_scaled_fp8_quant",
@@ -29,6 +44,7 @@ define(
     lambda x, scale_ub, dtype: (like(x, tuple(x.shape), dtype), like(x, (1,), torch.float32)),
     "dtype",
     plain.dynamic_scaled_fp8_quant_out,
+    _triton("dynamic_scaled_fp8_quant"),
 )
 define(
     "per_token_scaled_fp8_quant",
@@ -38,6 +54,7 @@ define(
     lambda x, scale_ub, dtype: codes_and_row_scales(x, dtype),
     "dtype",
     plain.per_token_scaled_fp8_quant_out,
+    _triton("per_token_scaled_fp8_quant"),
 )
 define(
     "per_channel_int8_quant",
@@ -46,6 +63,7 @@ define(
     plain.per_channel_int8_quant,
     lambda w: codes_and_row_scales(w, torch.int8),
     cpu_out=plain.per_channel_int8_quant_out,
+    implementations=_triton("per_channel_int8_quant"),
 )
 define(
     "dequantize",
@@ -54,6 +72,7 @@ define(
     plain.dequantize,
     lambda q, scale, dtype: like(q, tuple(_broadcast_shapes(q.shape, scale.shape)), dtype),
     "dtype",
+    implementations=_triton("dequantize"),
 )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from policyquant.kernels.reference.formats import FP8_FORMATS, decode, encode_fp8, quotient, scales
+from policyquant.kernels.reference.formats import FP8_FORMATS, SMALLEST_SCALE, decode, encode_fp8, quotient, scales
 
 
 def static_scaled_fp8_quant(
     x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn
 ) -> torch.Tensor:
-    """Codes of x / scale."""
-    return encode_fp8(quotient(x, scale), dtype)
+    """Codes of x / scale; a scale below 2**-126 is taken for 2**-126."""
+    return encode_fp8(quotient(x, scale.clamp(min=SMALLEST_SCALE)), dtype)
 
 
 def dynamic_scaled_fp8_quant(

@@ -72,7 +72,7 @@ def quotient(x, scale, limit: tl.constexpr):
     m = (bits - ((field - 127) << 23)).to(tl.float32, bitcast=True)
     inverse = ((254 - field) << 23).to(tl.float32, bitcast=True)
     y = tl.math.div_rn(m * 0.0 + 1.0, m)
-    inverse = tl.where(scale <= LARGEST_FLOAT, inverse, tl.math.div_rn(m * 0.0 + 1.0, scale))
+    inverse = tl.where(scale <= LARGEST_FLOAT, inverse, tl.where(scale == scale, 0.0, scale))
     bound = m * limit
     scaled = x.to(tl.float32) * inverse
     scaled = tl.clamp(scaled, -bound, bound, propagate_nan=tl.PropagateNan.ALL)

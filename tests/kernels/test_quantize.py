@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
-from policyquant.kernels import ops, reference
+from policyquant.kernels import dispatch, ops, reference
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 ONE = torch.ones(1)
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", params=["torch", "triton"], autouse=True)
+def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here runs by each, and each gives the same codes."""
+    with dispatch.force(request.param):
+        yield
 
 
 @pytest.mark.parametrize("dtype", FP8)

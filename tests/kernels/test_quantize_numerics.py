@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policyquant.kernels import ops, reference
+from policyquant.kernels import dispatch, ops, reference
 from tests.kernels import error_bounds, hostile
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", params=["torch", "triton"], autouse=True)
+def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here runs by each, and each gives the same codes."""
+    with dispatch.force(request.param):
+        yield
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,7 @@ def same_codes(found: torch.Tensor, expected: torch.Tensor) -> bool:
 @every_operator
 @through_both_overloads
 @given(x=hostile.tensors(), data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=15)
 def test_codes_and_scales_are_those_of_the_reference(
     name: str, dtype: torch.dtype, out: bool, x: torch.Tensor, data: st.DataObject
 ) -> None:
@@ -94,7 +104,7 @@ def test_codes_and_scales_are_those_of_the_reference(
 @every_operator
 @through_both_overloads
 @given(x=hostile.tensors(), data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=15)
 def test_nan_stays_nan_infinity_saturates_and_neither_reaches_others(
     name: str, dtype: torch.dtype, out: bool, x: torch.Tensor, data: st.DataObject
 ) -> None:
@@ -147,7 +157,7 @@ def test_ties_between_codes_go_to_the_even_one_under_any_scale(dtype: torch.dtyp
 @pytest.mark.parametrize("name", DYNAMIC)
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 @given(x=hostile.tensors(at_least=1), scale_ub=hostile.scale_values)
-@settings(max_examples=50)
+@settings(max_examples=15)
 def test_a_scale_is_what_it_would_be_or_the_upper_bound(
     name: str, dtype: torch.dtype, x: torch.Tensor, scale_ub: float
 ) -> None:
