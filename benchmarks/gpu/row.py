@@ -12,16 +12,18 @@ Inputs = Any
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What the best of our own kernels (Triton's or CUDA's) is to reach.
+    """What the better of our own kernels, Triton's or CUDA's unless `by` says others, is to reach.
 
     Args:
         beside: a contender of the row, of which the speed is to be `at_least` times matched; "copy": the bytes moved a
             second, beside those of a copy; anything else is an error.
         at_least: the ratio.
+        by: the implementations of which the better is judged.
     """
 
     beside: str
     at_least: float
+    by: tuple[str, ...] = ("triton", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
