@@ -12,6 +12,8 @@ arguments and has no `.out`.
 | static_scaled_fp8_quant | [1], or anything that broadcasts against x |
 | dynamic_scaled_fp8_quant | result [1] |
 | per_token_scaled_fp8_quant, per_channel_int8_quant | result [..., 1], over the last dimension |
+| group_fp8_quant | result [..., ceil(K / group)]; column-major: strides (1, round_up(M, 4)) |
+| block_fp8_quant, dequantize_blocks | [..., ceil(N / block[0]), ceil(K / block[1])] |
 | dequantize | broadcast against q |
 | scaled_mm | scale_a [1] or [M, 1]; scale_b [1] or [N, 1] |
 | block_scaled_mm | scale_a [M, ⌈K / 128⌉]; scale_b [⌈N / 128⌉, ⌈K / 128⌉] |
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 from policyquant.kernels import dispatch
 from policyquant.kernels.operators.activation import gelu_and_mul, silu_and_mul
+from policyquant.kernels.operators.group_quantize import block_fp8_quant, dequantize_blocks, group_fp8_quant
 from policyquant.kernels.operators.kv_cache import gather_cache_fp8, reshape_and_cache_fp8
 from policyquant.kernels.operators.norm import fused_add_rms_norm, rms_norm
 from policyquant.kernels.operators.quantize import (
@@ -31,24 +34,29 @@ from policyquant.kernels.operators.quantize import (
     dynamic_scaled_fp8_quant,
     per_channel_int8_quant,
     per_token_scaled_fp8_quant,
+    scaled_fp8_quant,
     static_scaled_fp8_quant,
 )
 from policyquant.kernels.operators.scaled_mm import block_scaled_mm, scaled_mm
 from policyquant.kernels.operators.weight_only_mm import fp8_weight_only_mm, int8_weight_only_mm, weight_only_mm
 
 __all__ = [
+    "block_fp8_quant",
     "block_scaled_mm",
     "dequantize",
+    "dequantize_blocks",
     "dynamic_scaled_fp8_quant",
     "fp8_weight_only_mm",
     "fused_add_rms_norm",
     "gather_cache_fp8",
     "gelu_and_mul",
+    "group_fp8_quant",
     "int8_weight_only_mm",
     "per_channel_int8_quant",
     "per_token_scaled_fp8_quant",
     "reshape_and_cache_fp8",
     "rms_norm",
+    "scaled_fp8_quant",
     "scaled_mm",
     "silu_and_mul",
     "static_scaled_fp8_quant",

@@ -32,7 +32,7 @@ def dynamic_scaled_fp8_quant(
     x: torch.Tensor, scale_ub: float | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and the one scale of the whole tensor."""
-    scale = fp8_scale(_largest_finite(x.reshape(-1)), scale_ub, dtype)
+    scale = fp8_scale(largest_finite(x.reshape(-1)), scale_ub, dtype)
     return static_scaled_fp8_quant(x, scale, dtype), scale
 
 
@@ -41,7 +41,7 @@ def dynamic_scaled_fp8_quant_out(
 ) -> None:
     """The same into `out`, whose dtype decides, and `out_scale`."""
     _check_shape("dynamic_scaled_fp8_quant", out_scale, (1,))
-    out_scale.copy_(fp8_scale(_largest_finite(x.reshape(-1)), scale_ub, out.dtype))
+    out_scale.copy_(fp8_scale(largest_finite(x.reshape(-1)), scale_ub, out.dtype))
     static_scaled_fp8_quant_out(x, out_scale, out=out)
 
 
@@ -49,7 +49,7 @@ def per_token_scaled_fp8_quant(
     x: torch.Tensor, scale_ub: float | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and one scale for each row of the last dimension."""
-    scale = fp8_scale(_largest_finite(x), scale_ub, dtype)
+    scale = fp8_scale(largest_finite(x), scale_ub, dtype)
     return static_scaled_fp8_quant(x, scale, dtype), scale
 
 
@@ -58,7 +58,7 @@ def per_token_scaled_fp8_quant_out(
 ) -> None:
     """The same into `out`, whose dtype decides, and `out_scale`."""
     _check_shape("per_token_scaled_fp8_quant", out_scale, (*x.shape[:-1], 1))
-    out_scale.copy_(fp8_scale(_largest_finite(x), scale_ub, out.dtype))
+    out_scale.copy_(fp8_scale(largest_finite(x), scale_ub, out.dtype))
     static_scaled_fp8_quant_out(x, out_scale, out=out)
 
 
@@ -74,7 +74,7 @@ def per_channel_int8_quant_out(w: torch.Tensor, *, out: torch.Tensor, out_scale:
     """The same into `out` and `out_scale`."""
     _check_shape("per_channel_int8_quant", out, w.shape)
     _check_shape("per_channel_int8_quant", out_scale, (*w.shape[:-1], 1))
-    largest = _largest_finite(w)
+    largest = largest_finite(w)
     out_scale.copy_((largest / torch.full_like(largest, INT8_HALF_RANGE)).clamp_(min=SMALLEST_SCALE))
     codes = w.to(torch.float32, copy=True).div_(out_scale)
     out.copy_(codes.nan_to_num_(nan=0.0).round_().clamp_(-128, 127))
@@ -99,7 +99,7 @@ def fp8_scale(largest: torch.Tensor, scale_ub: float | None, dtype: torch.dtype)
     return scale.clamp_(min=SMALLEST_SCALE)
 
 
-def _largest_finite(x: torch.Tensor) -> torch.Tensor:
+def largest_finite(x: torch.Tensor) -> torch.Tensor:
     """The largest finite magnitude over the last dimension, in float32; 0 where there is none."""
     if x.shape[-1] == 0:
         return torch.zeros((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)

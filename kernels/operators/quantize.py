@@ -106,6 +106,54 @@ def per_channel_int8_quant(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return result
 
 
+def scaled_fp8_quant(
+    x: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    *,
+    per_token: bool = False,
+    scale_ub: float | None = None,
+    padded_rows: int | None = None,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of x and their scale: the one given, else one for the tensor, [1], or for each token, [..., 1].
+
+    Args:
+        x: [M, K] if rows are added, else any shape.
+        scale: float32, a static scale that broadcasts against x; it is returned as it is.
+        per_token: a scale for each row of the last dimension.
+        scale_ub: the largest scale that x gives.
+        padded_rows: the codes have at least as many rows, as products by blocks ask for. Rows beyond those of x hold
+            zeros, and have the scale 2**-126, that of a row of zeros, if each row has one.
+        dtype: float8_e4m3fn or float8_e5m2.
+
+    Raises:
+        ValueError: a scale is given and also asked for, or rows are to be added to what is not [M, K].
+    """
+    if scale is not None and (per_token or scale_ub is not None):
+        raise ValueError("a static scale is given: per_token and scale_ub are for scales that x gives")
+    rows = x.shape[0] if x.ndim else 0
+    if padded_rows is not None and x.ndim != 2:
+        raise ValueError(f"rows are added to [M, K], found {list(x.shape)}")
+    if padded_rows is None or padded_rows <= rows:
+        if scale is not None:
+            return static_scaled_fp8_quant(x, scale, dtype), scale
+        quantizer = per_token_scaled_fp8_quant if per_token else dynamic_scaled_fp8_quant
+        return quantizer(x, scale_ub, dtype)
+    codes = like(x, (padded_rows, x.shape[1]), dtype)
+    codes[rows:].view(torch.uint8).zero_()
+    if scale is not None:
+        _ops.static_scaled_fp8_quant.out(x, scale, out=codes[:rows])
+        return codes, scale
+    if not per_token:
+        own = like(x, (1,), torch.float32)
+        _ops.dynamic_scaled_fp8_quant.out(x, scale_ub, out=codes[:rows], out_scale=own)
+        return codes, own
+    own = like(x, (padded_rows, 1), torch.float32)
+    own[rows:].fill_(plain.SMALLEST_SCALE)
+    _ops.per_token_scaled_fp8_quant.out(x, scale_ub, out=codes[:rows], out_scale=own[:rows])
+    return codes, own
+
+
 def dequantize(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """q · scale, rounded once to dtype."""
     result: torch.Tensor = _ops.dequantize.default(q, scale, dtype)

@@ -26,6 +26,7 @@ from policyquant.kernels.reference.formats import (
     quotient,
     scales,
 )
+from policyquant.kernels.reference.group_quantize import block_fp8_quant, dequantize_blocks, group_fp8_quant
 from policyquant.kernels.reference.kv_cache import gather_cache_fp8, reshape_and_cache_fp8
 from policyquant.kernels.reference.norm import fused_add_rms_norm, rms_norm
 from policyquant.kernels.reference.quantize import (
@@ -33,6 +34,7 @@ from policyquant.kernels.reference.quantize import (
     dynamic_scaled_fp8_quant,
     per_channel_int8_quant,
     per_token_scaled_fp8_quant,
+    scaled_fp8_quant,
     static_scaled_fp8_quant,
 )
 from policyquant.kernels.reference.scaled_mm import block_scaled_mm, scaled_mm
@@ -42,21 +44,25 @@ __all__ = [
     "FP8_FORMATS",
     "SMALLEST_SCALE",
     "Fp8Format",
+    "block_fp8_quant",
     "block_scaled_mm",
     "decode",
     "dequantize",
+    "dequantize_blocks",
     "dynamic_scaled_fp8_quant",
     "encode_fp8",
     "fp8_weight_only_mm",
     "fused_add_rms_norm",
     "gather_cache_fp8",
     "gelu_and_mul",
+    "group_fp8_quant",
     "int8_weight_only_mm",
     "per_channel_int8_quant",
     "per_token_scaled_fp8_quant",
     "quotient",
     "reshape_and_cache_fp8",
     "rms_norm",
+    "scaled_fp8_quant",
     "scaled_mm",
     "scales",
     "silu_and_mul",

@@ -30,6 +30,23 @@ def per_token_scaled_fp8_quant(
     return static_scaled_fp8_quant(x, scale, dtype), scale
 
 
+def scaled_fp8_quant(
+    x: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    *,
+    per_token: bool = False,
+    scale_ub: float | None = None,
+    padded_rows: int | None = None,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and the scale given, or one of the tensor or of each token, of x with rows of zeros added."""
+    if padded_rows is not None and padded_rows > x.shape[0]:
+        x = torch.cat((x, x.new_zeros(padded_rows - x.shape[0], x.shape[1])))
+    if scale is not None:
+        return static_scaled_fp8_quant(x, scale, dtype), scale
+    return (per_token_scaled_fp8_quant if per_token else dynamic_scaled_fp8_quant)(x, scale_ub, dtype)
+
+
 def per_channel_int8_quant(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes of w in [-128, 127], ties to even, and a scale [..., 1] for each row; NaN, which int8 lacks, has code 0."""
     scale = scales(w, 127.5)

@@ -99,3 +99,77 @@ def test_out_overload_takes_its_dtype_from_out() -> None:
     expected, expected_scale = ops.per_token_scaled_fp8_quant(x, dtype=torch.float8_e5m2)
     assert torch.equal(out.float(), expected.float())
     assert torch.equal(scale, expected_scale)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1e-40, 2.0**-126])
+def test_a_static_scale_is_at_least_the_smallest_normal_number(scale: float) -> None:
+    x = torch.tensor([0.0, -0.0, 1.0, -5.0, float("nan"), 2.0**-126, 1e-45])
+    codes = ops.static_scaled_fp8_quant(x, torch.tensor([scale])).float()
+    expected = torch.tensor([0.0, -0.0, 448.0, -448.0, float("nan"), 1.0, 0.0])
+    torch.testing.assert_close(codes, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("how", ["static", "tensor", "token"])
+@pytest.mark.parametrize("padded_rows", [None, 2, 3, 5])
+def test_rows_that_pad_are_zeros_with_the_scale_of_zeros(how: str, padded_rows: int | None) -> None:
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    arguments = {"scale": ONE} if how == "static" else {"per_token": how == "token", "scale_ub": 0.003}
+    q, scale = ops.scaled_fp8_quant(x, padded_rows=padded_rows, **arguments)
+    expected, expected_scale = reference.scaled_fp8_quant(x, padded_rows=padded_rows, **arguments)
+    assert q.shape == (max(3, padded_rows or 0), 5)
+    assert torch.equal(q.view(torch.uint8), expected.view(torch.uint8))
+    assert torch.equal(scale, expected_scale)
+    if how == "token":
+        assert scale[3:].flatten().tolist() == [2.0**-126] * (len(q) - 3)
+
+
+def test_a_scale_cannot_be_given_and_asked_for() -> None:
+    with pytest.raises(ValueError, match="a static scale is given"):
+        ops.scaled_fp8_quant(torch.ones(2, 2), ONE, per_token=True)
+    with pytest.raises(ValueError, match=r"rows are added to \[M, K\], found \[2\]"):
+        ops.scaled_fp8_quant(torch.ones(2), padded_rows=4)
+
+
+@pytest.mark.parametrize("operator", ["dynamic_scaled_fp8_quant", "per_token_scaled_fp8_quant"])
+def test_results_are_new_each_time_and_neighbours_are_not_written(operator: str) -> None:
+    """As a CUDA graph replays it: the same memory, other numbers, smaller ones the second time."""
+    x = torch.randn(3, 70, generator=torch.Generator().manual_seed(0))
+    codes, scales = torch.full((5, 70), 0x55, dtype=torch.uint8), torch.full((5,), -1.0)
+    own = scales[1:2] if operator.startswith("dynamic") else scales[1:4].reshape(3, 1)
+    packet = getattr(torch.ops.policyquant, operator)
+    for values in (x, x / 1000):
+        packet.out(values, None, out=codes[1:4].view(FP8[0]), out_scale=own)
+        expected, expected_scale = getattr(reference, operator)(values)
+        assert torch.equal(codes[1:4], expected.view(torch.uint8))
+        assert torch.equal(own, expected_scale)
+    assert bool((codes[[0, 4]] == 0x55).all())
+    assert scales[0] == scales[4] == -1
+
+
+@pytest.mark.parametrize("operator", ["per_token_scaled_fp8_quant", "static_scaled_fp8_quant", "group_fp8_quant"])
+def test_elements_beyond_two_to_the_31st_are_reached(operator: str) -> None:
+    """Three rows of a tensor of 4 GiB, whose other pages are never touched."""
+    pitch = 2**30 + 64
+    base = torch.empty(2 * pitch + 128, dtype=torch.bfloat16)
+    x = base.as_strided((3, 128), (pitch, 1))
+    x.copy_(torch.randn(3, 128, generator=torch.Generator().manual_seed(0)))
+    arguments = (ONE,) if operator.startswith("static") else ()
+    found, expected = getattr(ops, operator)(x, *arguments), getattr(reference, operator)(x, *arguments)
+    for each, wanted in zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]:
+        assert torch.equal(each.float(), wanted.float())
+
+
+def test_many_dimensions_that_no_stride_leads_through_are_encoded() -> None:
+    x = torch.randn(3, 4, 2, 3, 5, generator=torch.Generator().manual_seed(0)).permute(2, 0, 4, 1, 3)[..., ::2]
+    for operator in (ops.dynamic_scaled_fp8_quant, ops.per_token_scaled_fp8_quant):
+        q, scale = operator(x)
+        expected, expected_scale = operator(x.contiguous())
+        assert torch.equal(q.float(), expected.float())
+        assert torch.equal(scale, expected_scale)
+
+
+@pytest.mark.parametrize("shape", [(1,), (6, 1), (1, 7), (6, 7), (5, 1, 1)])
+def test_codes_are_decoded_with_scales_of_any_shape_that_broadcasts(shape: tuple[int, ...]) -> None:
+    q = torch.randn(6, 7, generator=torch.Generator().manual_seed(0)).to(FP8[0])
+    scale = torch.rand(shape, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(ops.dequantize(q, scale, torch.float32), reference.dequantize(q, scale).float())
