@@ -18,6 +18,7 @@ from benchmarks.gpu.stage import Stage, main
 from policyquant.kernels import dispatch
 from policyquant.kernels import ops as _registered  # noqa: F401 (importing it defines the operators)
 
+FAILED: Final = "failed: "
 LESS_EXACT: Final = ("triton_fast_accum",)
 """What dispatch never picks by itself."""
 DISPATCHED_AT_LEAST: Final = 0.98
@@ -40,7 +41,7 @@ def run(stage: Stage) -> None:
         stage.write(rows=[*stage.result["rows"], entry])
         print(_line(entry), flush=True)
     missed = [entry for entry in judged if entry["status"] == "missed"]
-    failed = [entry for entry in judged if entry["status"].startswith("failed")]
+    failed = [entry for entry in judged if FAILED in entry["status"]]
     if missed or failed:
         stage.fail(f"{len(missed)} rows miss a bar, {len(failed)} do not run")
 
@@ -63,6 +64,9 @@ def _measured(row: Row, device: str, copy: float, *, judge: bool) -> dict[str, A
     ratios = {f"{bar.beside} ≥ {bar.at_least}": _ratio(bar, row, numbers, copy) for bar in row.bars}
     best = min(value for name, value in numbers.items() if name not in (*row.baselines, *LESS_EXACT))
     result["bars"] = ratios
+    broken = [f"{name} {said}" for name, said in columns.items() if name not in row.baselines and FAILED in str(said)]
+    if broken:
+        return {**result, "status": "; ".join(broken)}
     result["dispatched_to_best"] = best / columns["dispatched"]
     if not judge:
         result["status"] = "rehearsed"
@@ -98,8 +102,10 @@ def _forced(row: Row, sets: list[Any], device: str) -> dict[str, Any]:
 def _seconds_or_reason(call: Callable[[Any], object], sets: list[Any], device: str) -> float | str:
     try:
         return seconds_of(call, sets, device)
+    except dispatch.KernelUnavailableError as error:
+        return str(error)
     except Exception as error:
-        return f"{error!r}"[:200]
+        return f"{FAILED}{error!r}"[:300]
 
 
 def _ratio(bar: Bar, row: Row, columns: dict[str, float], copy: float) -> float | None:
