@@ -65,7 +65,7 @@ def _pairs() -> list[tuple[str, tuple[Callable[[], object], Callable[[], object]
         "per_token_scaled_fp8_quant": (quantize.per_token_scaled_fp8_quant, (wide, None, _E4M3)),
         "per_channel_int8_quant": (quantize.per_channel_int8_quant, (wide,)),
         "dequantize": (quantize.dequantize, (integers, one, torch.bfloat16)),
-        "scaled_mm": (scaled_mm.scaled_mm, (codes, codes, one, one, None, torch.bfloat16)),
+        "scaled_mm": (scaled_mm.scaled_mm, (codes, codes, one, one, None, None, torch.bfloat16)),
         "int8_weight_only_mm": (weight_only_mm.int8_weight_only_mm, (wide, integers, one, None, torch.bfloat16)),
         "silu_and_mul": (activation.silu_and_mul, (wide,)),
         "gelu_and_mul": (activation.gelu_and_mul, (wide, "tanh")),
