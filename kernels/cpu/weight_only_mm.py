@@ -48,10 +48,7 @@ def fp8_weight_only_mm(
 ) -> torch.Tensor:
     """x @ (q · scale).T + bias, rounded once to `out_dtype`."""
     check("fp8_weight_only_mm", x, q, scale, bias)
-    if q.dtype == torch.float8_e4m3fn:
-        # The fast decode leaves a factor of 2**-8; a power of two is moved behind the sum without rounding.
-        return _product(x, q, scale, bias, out_dtype, decode_e4m3fn, 256.0)
-    return _product(x, q, scale, bias, out_dtype, torch.Tensor.float)
+    return _product(x, q, scale, bias, out_dtype, _values if q.dtype == torch.float8_e4m3fn else torch.Tensor.float)
 
 
 def int8_weight_only_mm(
@@ -62,6 +59,12 @@ def int8_weight_only_mm(
     return _product(x, q, scale, bias, out_dtype, torch.Tensor.float)
 
 
+def _values(q: torch.Tensor) -> torch.Tensor:
+    # The factor that the fast decode leaves is made good here: behind the sum, products of subnormal activations would
+    # have lost bits, and on the activations, large ones would overflow.
+    return decode_e4m3fn(q).mul_(256.0)
+
+
 def _product(
     x: torch.Tensor,
     q: torch.Tensor,
@@ -69,16 +72,14 @@ def _product(
     bias: torch.Tensor | None,
     out_dtype: torch.dtype,
     decode: Callable[[torch.Tensor], torch.Tensor],
-    factor: float | None = None,
 ) -> torch.Tensor:
     wide = x.float()
     if not by_block(q, scale):
-        sums = tiled(wide, q, decode)
-        return finish(sums if factor is None else sums.mul_(factor), scale, bias, out_dtype)
+        return finish(tiled(wide, q, decode), scale, bias, out_dtype)
     sums = torch.zeros((x.shape[0], q.shape[0]), dtype=torch.float32, device=x.device)
     for number, start in enumerate(range(0, q.shape[1], BLOCK)):
         columns = slice(start, start + BLOCK)
         part = tiled(wide[:, columns], q[:, columns], decode)
         of_rows = scale[:, number].repeat_interleave(BLOCK)[: q.shape[0]]
-        sums.addcmul_(part if factor is None else part.mul_(factor), of_rows)
+        sums.addcmul_(part, of_rows)
     return (sums if bias is None else sums.add_(bias.float())).to(out_dtype)
