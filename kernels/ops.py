@@ -25,10 +25,20 @@ arguments and has no `.out`.
 from __future__ import annotations
 
 from policyquant.kernels import dispatch
-from policyquant.kernels.operators.activation import gelu_and_mul, silu_and_mul
+from policyquant.kernels.operators.activation import (
+    gated_activation_group_fp8_quant,
+    gated_activation_per_token_fp8_quant,
+    gated_activation_static_fp8_quant,
+    gelu_and_mul,
+    gelu_and_mul_quant,
+    silu_and_mul,
+    silu_and_mul_quant,
+)
+from policyquant.kernels.operators.fused_moe import fused_moe
 from policyquant.kernels.operators.group_quantize import block_fp8_quant, dequantize_blocks, group_fp8_quant
+from policyquant.kernels.operators.grouped_mm import grouped_scaled_mm
 from policyquant.kernels.operators.kv_cache import gather_cache_fp8, reshape_and_cache_fp8
-from policyquant.kernels.operators.norm import fused_add_rms_norm, rms_norm
+from policyquant.kernels.operators.norm import fused_add_rms_norm, fused_add_rms_norm_quant, rms_norm, rms_norm_quant
 from policyquant.kernels.operators.quantize import (
     dequantize,
     dynamic_scaled_fp8_quant,
@@ -37,6 +47,7 @@ from policyquant.kernels.operators.quantize import (
     scaled_fp8_quant,
     static_scaled_fp8_quant,
 )
+from policyquant.kernels.operators.routing import moe_align, topk_sigmoid, topk_softmax
 from policyquant.kernels.operators.scaled_mm import block_scaled_mm, scaled_mm
 from policyquant.kernels.operators.weight_only_mm import fp8_weight_only_mm, int8_weight_only_mm, weight_only_mm
 
@@ -48,18 +59,30 @@ __all__ = [
     "dynamic_scaled_fp8_quant",
     "fp8_weight_only_mm",
     "fused_add_rms_norm",
+    "fused_add_rms_norm_quant",
+    "fused_moe",
+    "gated_activation_group_fp8_quant",
+    "gated_activation_per_token_fp8_quant",
+    "gated_activation_static_fp8_quant",
     "gather_cache_fp8",
     "gelu_and_mul",
+    "gelu_and_mul_quant",
     "group_fp8_quant",
+    "grouped_scaled_mm",
     "int8_weight_only_mm",
+    "moe_align",
     "per_channel_int8_quant",
     "per_token_scaled_fp8_quant",
     "reshape_and_cache_fp8",
     "rms_norm",
+    "rms_norm_quant",
     "scaled_fp8_quant",
     "scaled_mm",
     "silu_and_mul",
+    "silu_and_mul_quant",
     "static_scaled_fp8_quant",
+    "topk_sigmoid",
+    "topk_softmax",
     "weight_only_mm",
 ]
 

@@ -142,3 +142,24 @@ def dequantize_blocks(
     """
     result: torch.Tensor = _ops.dequantize_blocks.default(q, scale, list(block), dtype)
     return result
+
+
+def check_scales(
+    what: str,
+    scale: torch.Tensor | None,
+    group_size: int | None,
+    column_major: bool,
+    power_of_two: bool,
+    scale_ub: float | None,
+) -> None:
+    """Refuse what contradicts itself: a scale is given, or groups have scales, or rows have, up to a bound.
+
+    Raises:
+        ValueError: it does.
+    """
+    if scale is not None and group_size is not None:
+        raise ValueError(f"{what} takes a scale or a group_size, found both")
+    if scale_ub is not None and (scale is not None or group_size is not None):
+        raise ValueError(f"{what}: scale_ub bounds the scales of rows; found a scale or a group_size beside it")
+    if (column_major or power_of_two) and group_size is None:
+        raise ValueError(f"{what}: column_major and power_of_two are for the scales of groups; found no group_size")

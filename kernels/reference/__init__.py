@@ -16,7 +16,15 @@ Micikevicius et al. 2022, arXiv:2209.05433), not by torch's casts.
 
 from __future__ import annotations
 
-from policyquant.kernels.reference.activation import gelu_and_mul, silu_and_mul
+from policyquant.kernels.reference.activation import (
+    gated_activation_group_fp8_quant,
+    gated_activation_per_token_fp8_quant,
+    gated_activation_static_fp8_quant,
+    gelu_and_mul,
+    gelu_and_mul_quant,
+    silu_and_mul,
+    silu_and_mul_quant,
+)
 from policyquant.kernels.reference.formats import (
     FP8_FORMATS,
     SMALLEST_SCALE,
@@ -26,9 +34,11 @@ from policyquant.kernels.reference.formats import (
     quotient,
     scales,
 )
+from policyquant.kernels.reference.fused_moe import fused_moe
 from policyquant.kernels.reference.group_quantize import block_fp8_quant, dequantize_blocks, group_fp8_quant
+from policyquant.kernels.reference.grouped_mm import grouped_scaled_mm
 from policyquant.kernels.reference.kv_cache import gather_cache_fp8, reshape_and_cache_fp8
-from policyquant.kernels.reference.norm import fused_add_rms_norm, rms_norm
+from policyquant.kernels.reference.norm import fused_add_rms_norm, fused_add_rms_norm_quant, rms_norm, rms_norm_quant
 from policyquant.kernels.reference.quantize import (
     dequantize,
     dynamic_scaled_fp8_quant,
@@ -37,8 +47,9 @@ from policyquant.kernels.reference.quantize import (
     scaled_fp8_quant,
     static_scaled_fp8_quant,
 )
+from policyquant.kernels.reference.routing import moe_align, topk_sigmoid, topk_softmax
 from policyquant.kernels.reference.scaled_mm import block_scaled_mm, scaled_mm
-from policyquant.kernels.reference.weight_only_mm import fp8_weight_only_mm, int8_weight_only_mm
+from policyquant.kernels.reference.weight_only_mm import fp8_weight_only_mm, int8_weight_only_mm, weight_only_mm
 
 __all__ = [
     "FP8_FORMATS",
@@ -53,18 +64,31 @@ __all__ = [
     "encode_fp8",
     "fp8_weight_only_mm",
     "fused_add_rms_norm",
+    "fused_add_rms_norm_quant",
+    "fused_moe",
+    "gated_activation_group_fp8_quant",
+    "gated_activation_per_token_fp8_quant",
+    "gated_activation_static_fp8_quant",
     "gather_cache_fp8",
     "gelu_and_mul",
+    "gelu_and_mul_quant",
     "group_fp8_quant",
+    "grouped_scaled_mm",
     "int8_weight_only_mm",
+    "moe_align",
     "per_channel_int8_quant",
     "per_token_scaled_fp8_quant",
     "quotient",
     "reshape_and_cache_fp8",
     "rms_norm",
+    "rms_norm_quant",
     "scaled_fp8_quant",
     "scaled_mm",
     "scales",
     "silu_and_mul",
+    "silu_and_mul_quant",
     "static_scaled_fp8_quant",
+    "topk_sigmoid",
+    "topk_softmax",
+    "weight_only_mm",
 ]

@@ -30,3 +30,10 @@ def int8_weight_only_mm(
 ) -> torch.Tensor:
     """The same of integers."""
     return fp8_weight_only_mm(x, q, scale, bias)
+
+
+def weight_only_mm(
+    x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Either, by the dtype of q."""
+    return fp8_weight_only_mm(x, q, scale, bias)

@@ -39,14 +39,21 @@ BELOW_LARGEST = tl.constexpr(63 / 64)
 
 @triton.jit
 def finite_magnitude(x):
-    """|x|, or 0 where x is NaN or infinite; float32."""
-    magnitude = tl.abs(x.to(tl.float32))
-    return tl.where(magnitude <= LARGEST_FLOAT, magnitude, 0.0)
+    """|x|, or NaN where x is NaN or infinite, which `tl.max` and `tl.maximum` pass over; float32.
+
+    Infinity · 0 is NaN. A comparison and a choice would take two operations of the pipe that maxima need.
+    """
+    wide = x.to(tl.float32)
+    return tl.abs(tl.fma(wide, tl.zeros_like(wide), wide))
 
 
 @triton.jit
 def scale_of(amax, largest: tl.constexpr, scale_ub, bounded: tl.constexpr):
-    """amax / largest as IEEE division rounds it, at most `scale_ub` if `bounded`, at least 2**-126."""
+    """amax / largest as IEEE division rounds it, at most `scale_ub` if `bounded`, at least 2**-126.
+
+    An amax that is NaN, since nothing was finite, counts as 0.
+    """
+    amax = tl.maximum(amax, 0.0)
     scale = tl.math.div_rn(amax, largest + amax * 0.0)
     if bounded:
         scale = tl.minimum(scale, scale_ub)
@@ -73,8 +80,8 @@ def quotient(x, scale, limit: tl.constexpr):
     inverse = ((254 - field) << 23).to(tl.float32, bitcast=True)
     y = tl.math.div_rn(m * 0.0 + 1.0, m)
     inverse = tl.where(scale <= LARGEST_FLOAT, inverse, tl.where(scale == scale, 0.0, scale))
-    bound = m * limit
-    scaled = x.to(tl.float32) * inverse
+    # Of the same shape: only then is the clamp recognized as one instruction.
+    scaled, bound = tl.broadcast(x.to(tl.float32) * inverse, m * limit)
     scaled = tl.clamp(scaled, -bound, bound, propagate_nan=tl.PropagateNan.ALL)
     first = scaled * y
     return tl.fma(tl.fma(first, m, -scaled), -y, first)

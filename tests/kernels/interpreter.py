@@ -6,12 +6,14 @@
   GPUs and versions, so a kernel clamps first.
 - Products of matrices are sums of exact products in float32; the interpreter multiplies the bits of bfloat16.
 - A product of matrices sums exact products in float32; the interpreter multiplies the bits of bfloat16 as integers.
+- The largest of nothing but NaN is NaN without a warning.
 - What a masked load does not read, and was given no value for, is NaN (integers: an absurd value).
 - Arithmetic that gives NaN or infinity warns of nothing, as on a GPU.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +30,7 @@ _TORCH: Final = {
 }
 _FP8: Final = (tl.float8e4nv, tl.float8e5)
 _original_convert: Final = interpreter._convert_float
+_original_min_max: Final = interpreter.ReduceOps.min_max
 _original_masked_load: Final = interpreter.InterpreterBuilder.create_masked_load
 _original_dot: Final = interpreter.InterpreterBuilder.create_dot
 
@@ -69,9 +72,16 @@ def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprec
     return interpreter.TensorHandle(np.matmul(*values) + d.data, d.dtype.scalar)
 
 
+def _min_max(self: Any, *inputs: Any, **reductions: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)
+        return _original_min_max(self, *inputs, **reductions)
+
+
 def make_strict() -> None:
     """Replace those parts of the interpreter, for the rest of the process."""
     interpreter._convert_float = _convert
+    interpreter.ReduceOps.min_max = _min_max
     interpreter.InterpreterBuilder.create_masked_load = _masked_load
     interpreter.InterpreterBuilder.create_dot = _dot
     np.seterr(all="ignore")

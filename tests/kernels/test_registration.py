@@ -25,6 +25,9 @@ INPUTS: dict[str, tuple[Any, ...]] = {
     "scaled_mm": (CODES, CODES, ONE, ONE, None, None, torch.bfloat16),
     "block_scaled_mm": (CODES, CODES, torch.ones(4, 1), torch.ones(1, 1), None, None, torch.bfloat16),
     "int8_weight_only_mm": (X, X.to(torch.int8), ONE, None, torch.float32),
+    "topk_softmax": (X, 2, True),
+    "topk_sigmoid": (X, 2, True, torch.ones(6)),
+    "moe_align": (torch.tensor([[0, 2], [1, 0]], dtype=torch.int32), 4, 3, None),
     "silu_and_mul": (X,),
     "gelu_and_mul": (X, "tanh"),
     "rms_norm": (X, torch.ones(6), 1e-6),
@@ -54,8 +57,8 @@ def test_out_overload_writes_the_same_and_returns_nothing(name: str) -> None:
     packet, inputs = getattr(torch.ops.policyquant, name), INPUTS[name]
     direct = packet.default(*inputs)
     expected = direct if isinstance(direct, tuple) else (direct,)
-    names = ("out", "out_residual" if "residual" in str(packet.out._schema) else "out_scale")
-    targets = {target: torch.empty_like(value) for target, value in zip(names, expected, strict=False)}
+    names = [each.name for each in packet.out._schema.arguments if each.is_out]
+    targets = {target: torch.empty_like(value) for target, value in zip(names, expected, strict=True)}
     kept = inputs[:-1] if isinstance(inputs[-1], torch.dtype) else inputs
     assert packet.out(*kept, **targets) is None
     for target, value in zip(targets.values(), expected, strict=True):

@@ -56,8 +56,9 @@ def _rows(tokens: int, width: int) -> list[Row]:
 def _fused(added: bool, keywords: dict[str, Any]) -> Callable[[Any], object]:
     def call(given: Any) -> object:
         chosen = {name: given["scale"] if name == "scale" else value for name, value in keywords.items()}
-        residual = given["residual"] if added else None
-        return ops.rms_norm_quant(given["x"], given["weight"], EPS, residual=residual, **chosen)
+        if added:
+            return ops.fused_add_rms_norm_quant(given["x"], given["residual"], given["weight"], EPS, **chosen)
+        return ops.rms_norm_quant(given["x"], given["weight"], EPS, **chosen)
 
     return call
 
