@@ -28,6 +28,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "run": ("policyquant.cli.run.command", "build a model as a policy decides, and let it write"),
     "presets": ("policyquant.cli.presets", "list the policies that come with policyquant, or show one"),
     "methods": ("policyquant.cli.methods", "list the quantization methods, or show one"),
+    "kernels": ("policyquant.cli.kernels", "which implementation of each operator runs, and why"),
     "schema": ("policyquant.cli.schema", "print the JSON Schema of a policy or a plan, for editors"),
     "init": ("policyquant.cli.init", "write a commented policy to start from"),
 }
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         output.abandon()
         status = Status.INTERRUPTED
-    except PolicyQuantError as error:
+    except _reported() as error:
         status = _failed(error)
     finally:
         if argv is None:
@@ -67,7 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(status)
 
 
-def _failed(error: PolicyQuantError) -> Status:
+def _reported() -> tuple[type[Exception], ...]:
+    """What ends with a message. A forced implementation that cannot be had is met only where torch is loaded."""
+    dispatch = sys.modules.get("policyquant.kernels.dispatch")
+    return (PolicyQuantError,) if dispatch is None else (PolicyQuantError, dispatch.KernelUnavailableError)
+
+
+def _failed(error: Exception) -> Status:
     try:
         for line in error.problems if isinstance(error, PolicyError) else [error]:
             output.error(str(line))

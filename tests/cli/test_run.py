@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from policyquant import Inventory, build, extras, load_policy, resolve
 from policyquant.models.decoder import DecoderForCausalLM
@@ -371,3 +373,20 @@ def test_a_tokenizer_on_which_the_library_panics_is_one_line(own: Path) -> None:
     assert (finished.returncode, finished.stdout) == (2, "")
     assert finished.stderr.startswith(f"error: {own}/tokenizer.json: the prompt cannot be turned into tokens: ")
     assert finished.stderr.count("\n") == 1
+
+
+def test_operators_that_ran_are_told_with_their_implementation_and_how_often(run: Run, saved: Path) -> None:
+    words = ["run", saved, "--policy", "fp8-dynamic", "--prompt", PROMPT, "--max-new-tokens", 3]
+    out = run(*words, "--kernels").out
+    assert re.search(r"^scaled_mm +torch +24$", out, re.MULTILINE)
+    found = {each["operator"]: each for each in json.loads(run(*words, "--json", "--quiet").out)["kernels"]}
+    # Three times two blocks with four products each: what reads the prompt, and two tokens more.
+    assert found["scaled_mm"] == {"operator": "scaled_mm", "implementation": "torch", "launches": 3 * 2 * 4}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_here_is_an_error_before_a_weight_is_read(run: Run, saved: Path) -> None:
+    status, out, err = run("run", saved, "--prompt", PROMPT, "--device", "cuda")
+    assert (status, out) == (2, "")
+    assert err.startswith("error: --device cuda: ")
+    assert "--device cpu runs anywhere" in err

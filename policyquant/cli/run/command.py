@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.description = (
         "Build a model with every layer as a policy decides, continue a prompt with it, and say what it took: memory"
-        " before and after, and tokens with their speed. Runs on the CPU."
+        " before and after, and tokens with their speed."
     )
     parser.epilog = example(
         "run path/to/model --policy fp8-dynamic --prompt 'The capital of France is'",
@@ -78,6 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[spelling for spelling in FLOAT_DTYPES if spelling not in FLOAT_DTYPES.values()],
         help="of all that is not quantized (default: as each layer is stored)",
     )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where the model is to be: cpu, the default, or cuda"
+    )
+    parser.add_argument(
+        "--kernels", action="store_true", help="tell which implementation of each operator ran, and how often"
+    )
     add_json(parser)
 
 
@@ -100,8 +106,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     let_others_compute()
     require("torch", "tokenizers", *(["jinja2"] if arguments.chat else []))
+    from policyquant.cli.run.device import check_device
     from policyquant.cli.run.prompt import read_prompt
 
+    check_device(arguments.device)
     prompt = read_prompt(directory, arguments.prompt, chat=arguments.chat)
     if not arguments.json:
         _print_plan(plan, quantized=policy is not None)
@@ -110,7 +118,8 @@ def run(arguments: argparse.Namespace) -> int:
     except (MemoryError, RuntimeError) as failure:
         if isinstance(failure, RuntimeError) and "allocate" not in str(failure):
             raise
-        raise PolicyQuantError(f"{directory.label}: the model does not fit into this machine's memory") from failure
+        whose = "the GPU's" if arguments.device == "cuda" else "this machine's"
+        raise PolicyQuantError(f"{directory.label}: the model does not fit into {whose} memory") from failure
 
 
 def _plan(directory: ModelDirectory, policy: str | None) -> Plan:
@@ -157,26 +166,31 @@ def _build_and_write(
     arguments: argparse.Namespace, directory: ModelDirectory, plan: Plan, quantized: bool, prompt: Prompt
 ) -> int:
     from policyquant.cli.run.memory import measure
-    from policyquant.cli.run.report import Sampling, report_json, report_pairs
+    from policyquant.cli.run.report import Sampling, launches_table, report_json, report_pairs
     from policyquant.cli.run.writing import write_text
+    from policyquant.kernels.dispatch import launches
 
     began = time.perf_counter()
-    model = _build(directory, plan, arguments.dtype)
+    model = _build(directory, plan, arguments.dtype, arguments.device)
     seconds = time.perf_counter() - began
     sampling = Sampling.chosen(arguments.temperature, arguments.top_k, arguments.seed)
     show = _nothing if arguments.json else _show
+    launches.clear()  # Loading may have quantized.
     written = write_text(model, prompt, min(arguments.max_new_tokens, prompt.room), sampling, directory.ends, show)
     memory = measure(model, plan, len(prompt.ids) + len(written.ids) - 1)
     if arguments.json:
         policy = plan.policy.source if quantized else None
-        output.write_json([report_json(plan.model.name, policy, prompt, written, sampling, memory, seconds)])
+        output.write_json([report_json(plan.model.name, policy, prompt, written, sampling, memory, seconds, launches)])
     else:
         output.write("\n")
         _print_pairs(report_pairs(prompt, written, sampling, memory, seconds))
+        if arguments.kernels:
+            output.write("\n")
+            print_table(launches_table(launches))
     return Status.FINE
 
 
-def _build(directory: ModelDirectory, plan: Plan, dtype: str | None) -> DecoderForCausalLM:
+def _build(directory: ModelDirectory, plan: Plan, dtype: str | None, device: str) -> DecoderForCausalLM:
     import torch
 
     from policyquant.building.build import build
@@ -189,6 +203,7 @@ def _build(directory: ModelDirectory, plan: Plan, dtype: str | None) -> DecoderF
             model_factory(directory.config),
             policy=plan,
             source=directory.path,
+            device=device,
             dtype=None if dtype is None else getattr(torch, FLOAT_DTYPES[dtype]),
             progress=progress,
         )

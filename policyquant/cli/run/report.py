@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from policyquant.cli.sizes_text import bytes_text, count_text
+from policyquant.cli.tables import Column, Table
 
 if TYPE_CHECKING:
     from policyquant.cli.run.memory import Memory
@@ -69,8 +71,9 @@ def report_json(
     sampling: Sampling,
     memory: Memory,
     build_seconds: float,
+    launches: Mapping[tuple[str, str], int],
 ) -> str:
-    """The same and the text as JSON; `model` and `policy` are what they are called."""
+    """The same, the text and the operators that ran as JSON; `model` and `policy` are what they are called."""
     report = {
         "model": model,
         "policy": policy,
@@ -87,8 +90,18 @@ def report_json(
             "generation": written.token_seconds,
         },
         "tokens_per_second": {"prompt": _prompt_speed(prompt, written), "generation": _token_speed(written)},
+        "kernels": [
+            {"operator": operator, "implementation": implementation, "launches": count}
+            for (operator, implementation), count in sorted(launches.items())
+        ],
     }
     return json.dumps(report, ensure_ascii=False, indent=1) + "\n"
+
+
+def launches_table(launches: Mapping[tuple[str, str], int]) -> Table:
+    """Which implementation of each operator ran, and how often."""
+    columns = (Column("operator", style="cyan"), Column("implementation"), Column("launches", right=True))
+    return Table(columns, [(*names, f"{count:,}") for names, count in sorted(launches.items())])
 
 
 def _memory_text(memory: Memory) -> str:
