@@ -10,6 +10,8 @@ PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .venv-peers
 DEMO ?= .venv-demo
+# The oldest Triton that the kernels are for; compiles them beside the newest, which is in the environments.
+TRITON_OLDER := .triton-3.6
 # More arguments for pip when it installs torch, such as an index that has smaller builds of torch.
 TORCH_PIP ?=
 PYTEST_ARGS ?=
@@ -74,7 +76,11 @@ demo: $(DEMO)/installed $(SMOLLM2)
 test: lint
 	$(VENV)/bin/python -m pytest -m "not slow" -n auto --dist loadfile $(PYTEST_ARGS)
 
-test-slow: $(PEERS)/installed
+$(TRITON_OLDER)/installed: | $(PEERS)/installed
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TRITON_OLDER) triton==3.6.0
+	@touch $@
+
+test-slow: $(PEERS)/installed $(TRITON_OLDER)/installed
 	$(PEERS)/bin/python -m pytest -m slow $(PYTEST_ARGS)
 
 lint: $(VENV)/installed types
@@ -94,5 +100,5 @@ bench: $(PEERS)/installed
 	$(PEERS)/bin/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(DEMO) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(DEMO) $(TRITON_OLDER) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -38,6 +38,7 @@ class Kernel:
         promotion: partial sums must be added up outside the tensor cores.
         narrow_loads, narrow_stores: how many loads below 128 bits and stores below 64 bits an aligned kernel may have:
             scales, indices, biases.
+        optional: whether it is launched on some architectures only.
         waivers: what is known to fail → why that is right: "spills", "loads", "stores", "matrix", "promotion", "loops",
             or a pipe that is busier than 70 % of the time in DRAM: "issue", "fp32", "alu", "xu", "lsu", "tensor". After
             "@" may stand the architecture that it is for: "alu@89".
@@ -50,6 +51,7 @@ class Kernel:
     promotion: bool = False
     narrow_loads: int = 0
     narrow_stores: int = 0
+    optional: bool = False
     waivers: Mapping[str, str] = field(default_factory=dict)
 
 
