@@ -40,7 +40,7 @@ MUTANTS: list[Mutant] = [
     _encoder("forget the subnormal inverse", "tl.where(field == 254, 0x400000, (254 - field) << 23)", "((254 - field) << 23)"),
     _encoder("clamp above the largest", "largest * BELOW_LARGEST", "largest * 1.01"),
     _encoder("clamp below the tie", "tl.constexpr(63 / 64)", "tl.constexpr(15 / 16)"),
-    _encoder("wrong rounding of int8", "value + 12582912.0", "value + 12582912.25"),
+    _encoder("wrong rounding of int8", "value + 12582912.0", "value + 12582913.0"),
     _encoder("drop the clamp of int8", "tl.minimum(value, 127.0)", "value"),
     _encoder("NaN in int8", "tl.where(value == value, tl.minimum(value, 127.0), 0.0)", "tl.minimum(value, 127.0)"),
     _encoder("infinity in the scale", "tl.abs(tl.fma(wide, tl.zeros_like(wide), wide))", "tl.abs(wide)", _BOTH),

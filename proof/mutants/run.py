@@ -74,7 +74,8 @@ def run(
         process, status = os.wait()
         table, mutant, log, began = running.pop(process)
         code = os.waitstatus_to_exitcode(status)
-        word = {_SURVIVED: "survived", _KILLED: "killed"}.get(code, "broken")
+        # A signal: what the mutant wrote, or read, was not its own.
+        word = "killed" if code < 0 else {_SURVIVED: "survived", _KILLED: "killed"}.get(code, "broken")
         text = "" if word == "killed" else log.read_text(encoding="utf-8", errors="replace")[-3000:]
         outcomes.append(Outcome(table, mutant, word, time.monotonic() - began, text))
         report(outcomes[-1])

@@ -158,3 +158,14 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         ops.block_fp8_quant(randn(2, 96), (0, 128))
     with pytest.raises(ValueError, match=r"are \[1, 1\], found \[1, 2\]"):
         ops.dequantize_blocks(randn(2, 96).to(E4M3), torch.ones(1, 2).to(DEVICE))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("implementation", ["torch", "triton"])
+def test_rows_of_more_groups_than_a_program_takes(implementation: str) -> None:
+    x = torch.randn(3, 4130, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with dispatch.force(implementation):
+        codes, scale = (each.cpu() for each in ops.group_fp8_quant(x.to(DEVICE), 32))
+    expected, expected_scale = reference.group_fp8_quant(x, 32)
+    assert torch.equal(scale, expected_scale)
+    assert torch.equal(codes.view(torch.uint8), expected.view(torch.uint8))

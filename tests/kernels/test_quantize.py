@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from policyquant.kernels import dispatch, ops, reference
+from tests.kernels.device import DEVICE
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 ONE = torch.ones(1)
@@ -173,3 +174,20 @@ def test_codes_are_decoded_with_scales_of_any_shape_that_broadcasts(shape: tuple
     q = torch.randn(6, 7, generator=torch.Generator().manual_seed(0)).to(FP8[0])
     scale = torch.rand(shape, generator=torch.Generator().manual_seed(1))
     assert torch.equal(ops.dequantize(q, scale, torch.float32), reference.dequantize(q, scale).float())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(2, 40000), (300, 700)], ids=["long rows", "many tiles"])
+@pytest.mark.parametrize("at", [0, -1], ids=["first", "last"])
+@pytest.mark.parametrize("implementation", ["torch", "triton"])
+def test_the_largest_is_found_wherever_it_stands(implementation: str, at: int, shape: tuple[int, int]) -> None:
+    x = torch.ones(shape, dtype=torch.bfloat16, device=DEVICE)
+    x.view(-1)[at] = 100.0
+    with dispatch.force(implementation):
+        assert ops.dynamic_scaled_fp8_quant(x)[1].tolist() == [torch.tensor(100.0).div(448).item()]
+        scale = ops.per_token_scaled_fp8_quant(x)[1].flatten().tolist()
+        groups = ops.group_fp8_quant(x, 32)[1].flatten().tolist()
+    one, hundred = torch.tensor([1.0, 100.0]).div(448).tolist()
+    assert [scale[at], scale[1 + at]] == [hundred, one]
+    assert groups.count(hundred) == 1
+    assert groups[at] == hundred
