@@ -10,8 +10,10 @@ M, N, K = 8192, 4096, 7168
 GROUPS = 3 * M * K + M * K // 32
 TWO_DIVISIONS = {
     "issue@90": "each of the 8 threads of a group divides twice, for its scale and its inverse; DRAM stays the limit",
+    "alu@90": "as issue@90",
     "issue@100": "the same, and 8 TB/s leave 16 instructions an element",
     "alu@100": "as issue@100",
+    "fp32@100": "as issue@100",
 }
 
 CASES = [
@@ -45,7 +47,7 @@ CASES = [
             "_encode_blocks": Kernel(
                 bytes=3 * N * K,
                 narrow_stores=1,
-                waivers=dict.fromkeys(("issue@100", "alu@100"), "weights are encoded once, offline"),
+                waivers=dict.fromkeys(("issue@90", "issue@100", "alu@100"), "weights are encoded once, offline"),
             )
         },
     ),
@@ -53,6 +55,13 @@ CASES = [
         "dequantize_blocks",
         "128 × 128",
         lambda: (meta(N, K, dtype=FP8), meta(N // 128, K // 128, dtype=FP32), [128, 128], BF16),
-        {"_decode_blocks": Kernel(bytes=3 * N * K, narrow_loads=2)},
+        {
+            # Triton 3.6 loads a block's scale for each of the two rows that a thread has, twice.
+            "_decode_blocks": Kernel(
+                bytes=3 * N * K,
+                narrow_loads=4,
+                waivers=dict.fromkeys(("issue@100", "alu@100"), "weights are decoded once, offline"),
+            )
+        },
     ),
 ]

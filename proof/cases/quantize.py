@@ -10,9 +10,14 @@ EIGHT_TERABYTES = dict.fromkeys(
     ("issue@100", "alu@100", "fp32@100"),
     "8 TB/s leave 16 instructions an element, of which encoding takes 12; DRAM stays the limit",
 )
+ROWS = {
+    **EIGHT_TERABYTES,
+    "issue@90": "short rows, and rows in steps by Triton 3.6, issue up to 80 % of the time; DRAM stays the limit",
+}
 INT8 = {
     "issue": "rounding to int8 takes instructions that FP8's cast spares; weights are encoded once, offline",
     "alu": "as issue",
+    "fp32": "as issue",
 }
 
 
@@ -27,7 +32,7 @@ CASES = [
         "static_scaled_fp8_quant",
         "one row of everything",
         lambda: (meta(M, K), meta(1, dtype=FP32), FP8),
-        {"_encode_by_scale": Kernel(bytes=3 * M * K, narrow_loads=1)},
+        {"_encode_by_scale": Kernel(bytes=3 * M * K, narrow_loads=1, waivers=EIGHT_TERABYTES)},
     ),
     Case(
         "static_scaled_fp8_quant",
@@ -50,7 +55,9 @@ CASES = [
         {
             "_largest_by_program": Kernel(bytes=2 * M * K, loops=_tiles_a_program, narrow_stores=1),
             # The largest magnitudes of programs are loaded before the loop.
-            "_encode_by_largest": Kernel(bytes=3 * M * K, loops=_tiles_a_program, narrow_loads=8, narrow_stores=1),
+            "_encode_by_largest": Kernel(
+                bytes=3 * M * K, loops=_tiles_a_program, narrow_loads=8, narrow_stores=1, waivers=EIGHT_TERABYTES
+            ),
         },
     ),
     Case(
@@ -63,7 +70,7 @@ CASES = [
         "per_token_scaled_fp8_quant",
         "short rows",
         lambda: (meta(M, 512), None, FP8),
-        {"_encode_rows": Kernel(bytes=3 * M * 512, narrow_stores=1, waivers=EIGHT_TERABYTES)},
+        {"_encode_rows": Kernel(bytes=3 * M * 512, narrow_stores=1, waivers=ROWS)},
         quick=False,
     ),
     Case(
@@ -75,7 +82,7 @@ CASES = [
                 bytes=3 * 1024 * LONG,
                 loops=lambda launch: (LONG // launch.arguments["BLOCK_N"],) * 2,
                 narrow_stores=1,
-                waivers=EIGHT_TERABYTES,
+                waivers=ROWS,
             )
         },
     ),
