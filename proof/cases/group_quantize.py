@@ -11,7 +11,7 @@ GROUPS = 3 * M * K + M * K // 32
 TWO_DIVISIONS = {
     "issue@90": "each of the 8 threads of a group divides twice, for its scale and its inverse; DRAM stays the limit",
     "alu@90": "as issue@90",
-    "issue@100": "the same, and 8 TB/s leave 16 instructions an element",
+    "issue@100": "the same; 8 TB/s leave time for 14 instructions an element, so these, not DRAM, may be the limit",
     "alu@100": "as issue@100",
     "fp32@100": "as issue@100",
 }
