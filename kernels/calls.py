@@ -6,16 +6,15 @@ is made by its name, or by the operator's name and its own where that means some
 
 from __future__ import annotations
 
-import difflib
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from policyquant.kernels import ops as _registered  # noqa: F401 (importing it defines the operators)
-from policyquant.kernels.dispatch import Implementation, Machine, choose, operators, verdicts
+from policyquant.kernels.dispatch import Implementation, Machine, choose, operators, unknown, verdicts
 
 _BLOCK: Final = 128
 _PAGE: Final = 16
@@ -225,7 +224,7 @@ def described(text: str, device: str = "meta") -> Call:
     """
     operator, *words = text.split() or [""]
     if operator not in operators():
-        raise UnknownWordError(_unknown("operator", operator, operators()))
+        raise UnknownWordError(unknown("there is no operator", operator, operators()))
     if operator == "scaled_mm" and "block" in words:
         operator = "block_scaled_mm"
     told = Described(device=device, scales="block" if operator == "block_scaled_mm" else "channel")
@@ -257,11 +256,4 @@ def _meaning(word: str) -> Mapping[str, Any]:
         if not number.isdecimal() or not least <= int(number) < 2**31:
             raise UnknownWordError(f"{name} is a whole number from {least} to 2**31 - 1, found {number!r}")
         return {name: int(number)}
-    raise UnknownWordError(_unknown("word", word, [*(f"{size}=" for size in SIZES), *WORDS]))
-
-
-def _unknown(what: str, word: str, known: Iterable[str]) -> str:
-    known = list(known)
-    near = difflib.get_close_matches(word, known, n=1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    return f"there is no {what} {word!r}{meant} (known: {', '.join(known)})"
+    raise UnknownWordError(unknown("there is no word", word, [*(f"{size}=" for size in SIZES), *WORDS]))

@@ -315,9 +315,15 @@ def _check(wanted: Mapping[str, str]) -> None:
 def _check_known(word: str, known: Iterable[str], complaint: str) -> None:
     known = sorted(known)
     if word not in known:
-        near = difflib.get_close_matches(word, known, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise KernelUnavailableError(f"{complaint} {word!r}{meant} (known: {', '.join(known)})")
+        raise KernelUnavailableError(unknown(complaint, word, known))
+
+
+def unknown(complaint: str, word: str, known: Iterable[str]) -> str:
+    """The complaint about a word, with the nearest of those that are known."""
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{complaint} {word!r}{meant} (known: {', '.join(known)})"
 
 
 def force_as_environment_says() -> None:

@@ -50,24 +50,25 @@ def gated_activation_static_fp8_quant(
     x: torch.Tensor, scale: torch.Tensor, activation: str, dtype: torch.dtype
 ) -> torch.Tensor:
     """Codes under one scale [1] that is given."""
-    return quantize.static_scaled_fp8_quant(_gated(x, activation), scale, dtype)
+    return quantize.static_scaled_fp8_quant(gated(x, activation), scale, dtype)
 
 
 def gated_activation_per_token_fp8_quant(
     x: torch.Tensor, activation: str, scale_ub: float | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and a scale for each row."""
-    return quantize.per_token_scaled_fp8_quant(_gated(x, activation), scale_ub, dtype)
+    return quantize.per_token_scaled_fp8_quant(gated(x, activation), scale_ub, dtype)
 
 
 def gated_activation_group_fp8_quant(
     x: torch.Tensor, activation: str, group_size: int, column_major: bool, power_of_two: bool, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and a scale for each group of a row."""
-    return group_quantize.group_fp8_quant(_gated(x, activation), group_size, column_major, power_of_two, dtype)
+    return group_quantize.group_fp8_quant(gated(x, activation), group_size, column_major, power_of_two, dtype)
 
 
-def _gated(x: torch.Tensor, activation: str) -> torch.Tensor:
+def gated(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """The activation of one of `ACTIVATIONS`, as it is."""
     check_activation(activation)
     if activation == "silu":
         return silu_and_mul(x)

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import pad
 
 from policyquant.kernels.cpu import quantize
-from policyquant.kernels.cpu.activation import gelu_and_mul, silu_and_mul
+from policyquant.kernels.cpu.activation import gated
 from policyquant.kernels.cpu.grouped_mm import grouped_scaled_mm
 from policyquant.kernels.cpu.routing import local_experts
 from policyquant.kernels.cpu.scaled_mm import GROUP
@@ -46,11 +46,7 @@ def fused_moe(
     else:
         codes, scale = (each[rows] for each in _encode(x, quantization, None, owners, scale_ub, w13.dtype))
     gate_up = grouped_scaled_mm(codes, w13, scale, w13_scale, offsets, None, out_dtype)
-    if activation == "silu":
-        gated = silu_and_mul(gate_up)
-    else:
-        gated = gelu_and_mul(gate_up, "tanh" if activation == "gelu_tanh" else "none")
-    codes, scale = _encode(gated, quantization, intermediate_scale, owners, scale_ub, w2.dtype)
+    codes, scale = _encode(gated(gate_up, activation), quantization, intermediate_scale, owners, scale_ub, w2.dtype)
     by_expert = grouped_scaled_mm(codes, w2, scale, w2_scale, offsets, None, out_dtype)
 
     each = torch.empty_like(by_expert)

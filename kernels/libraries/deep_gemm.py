@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from policyquant.kernels.dispatch import Implementation
+from policyquant.kernels.libraries.operands import not_as_libraries_read
 from policyquant.kernels.machine import Machine
 
 
@@ -42,13 +43,9 @@ def _refuses(
         return "there is nothing to multiply"
     if channels % 64 or terms == 0 or terms % 128:
         return f"it is given N in multiples of 64 and K in multiples of 128, found N = {channels}, K = {terms}"
-    if not (a.is_contiguous() and b.is_contiguous() and scale_b.is_contiguous()):
-        return "it needs contiguous operands"
-    if a.storage_offset() % 16 or b.storage_offset() % 16:
-        return "it needs operands that start at a multiple of 16 bytes"
     if a.dtype != torch.float8_e4m3fn or b.dtype != torch.float8_e4m3fn or out.dtype != torch.bfloat16:
         return f"it makes bfloat16 of float8_e4m3fn, found {out.dtype} of {a.dtype} and {b.dtype}"
-    return None if bias is None else "it adds no bias"
+    return "it adds no bias" if bias is not None else not_as_libraries_read(a, b, scale_b)
 
 
 BY_BLOCKS: Final = Implementation(

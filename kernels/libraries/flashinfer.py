@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from policyquant.kernels.dispatch import Implementation
+from policyquant.kernels.libraries.operands import not_as_libraries_read
 from policyquant.kernels.machine import Machine
 
 
@@ -44,15 +45,11 @@ def _refuses(
         return f"it is given rows in multiples of 4, found {rows}"
     if channels % 128 or terms == 0 or terms % 128:
         return f"it is given N and K in multiples of 128, found N = {channels}, K = {terms}"
-    if not (a.is_contiguous() and b.is_contiguous() and scale_b.is_contiguous()):
-        return "it needs contiguous operands"
-    if a.storage_offset() % 16 or b.storage_offset() % 16:
-        return "it needs operands that start at a multiple of 16 bytes"
     if a.dtype != torch.float8_e4m3fn or b.dtype != torch.float8_e4m3fn:
         return f"it is given float8_e4m3fn, found {a.dtype} and {b.dtype}"
     if out.dtype not in (torch.bfloat16, torch.float16):
         return f"it makes bfloat16 or float16, found {out.dtype}"
-    return None if bias is None else "it adds no bias"
+    return "it adds no bias" if bias is not None else not_as_libraries_read(a, b, scale_b)
 
 
 BY_BLOCKS: Final = Implementation(

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from policyquant.kernels import dispatch
 from policyquant.kernels.cpu import activation as plain
-from policyquant.kernels.cpu.group_quantize import GROUP_SIZES
+from policyquant.kernels.cpu.group_quantize import group_shape
 from policyquant.kernels.operators.group_quantize import check_scales
+from policyquant.kernels.operators.refusals import other_than_floats, other_than_one_scale
 from policyquant.kernels.registration import CODES, define, like
 from policyquant.kernels.scale_layouts import empty_scales
 
 _ops: Any = torch.ops.policyquant
-
-_FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _half(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
@@ -41,23 +40,18 @@ def _codes_per_group(
     x: torch.Tensor, activation: str, group_size: int, column_major: bool, power_of_two: bool, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     plain.check_activation(activation)
-    if group_size not in GROUP_SIZES:
-        raise ValueError(f"a group has {', '.join(map(str, GROUP_SIZES))} elements; found {group_size}")
-    shape = plain.half_shape(x)
-    scales = (*shape[:-1], -(-shape[-1] // group_size))
-    return like(x, shape, dtype), empty_scales(x, scales, column_major, torch.float32)
+    codes = like(x, plain.half_shape(x), dtype)
+    return codes, empty_scales(x, group_shape(codes, group_size), column_major, torch.float32)
 
 
 def _refuses(on: dispatch.Machine, x: torch.Tensor, *rest: Any, **targets: Any) -> str | None:
-    return None if x.dtype in _FLOATS else f"it takes float32, float16 and bfloat16, found {x.dtype}"
+    return other_than_floats(x)
 
 
 def _refuses_static(
     on: dispatch.Machine, x: torch.Tensor, scale: torch.Tensor, *rest: Any, **targets: Any
 ) -> str | None:
-    if scale.numel() != 1 or scale.dtype != torch.float32:
-        return f"it takes one float32 scale, found {list(scale.shape)} {scale.dtype}"
-    return _refuses(on, x)
+    return other_than_one_scale(scale) or other_than_floats(x)
 
 
 define(

@@ -9,12 +9,12 @@ import torch
 
 from policyquant.kernels import dispatch
 from policyquant.kernels.cpu import group_quantize as plain
+from policyquant.kernels.operators.refusals import other_than_floats
 from policyquant.kernels.registration import CODES, define, like
 from policyquant.kernels.scale_layouts import empty_scales
 
 _ops: Any = torch.ops.policyquant
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_IN_A_BLOCK = 32768
 
 
@@ -37,7 +37,7 @@ def _decoded(q: torch.Tensor, scale: torch.Tensor, block: Sequence[int], dtype: 
 
 
 def _refuses(on: dispatch.Machine, x: torch.Tensor, *rest: Any, **outs: Any) -> str | None:
-    return None if x.dtype in _FLOATS else f"it takes float32, float16 and bfloat16, found {x.dtype}"
+    return other_than_floats(x)
 
 
 def _refuses_block(on: dispatch.Machine, w: torch.Tensor, block: Sequence[int], *rest: Any, **outs: Any) -> str | None:

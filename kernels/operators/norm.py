@@ -10,22 +10,18 @@ from policyquant.kernels import dispatch
 from policyquant.kernels.cpu import norm as plain
 from policyquant.kernels.cpu.group_quantize import group_shape
 from policyquant.kernels.operators.group_quantize import check_scales
+from policyquant.kernels.operators.refusals import other_than_floats
 from policyquant.kernels.registration import CODES, define, like
 from policyquant.kernels.scale_layouts import empty_scales
 
 _ops: Any = torch.ops.policyquant
 
-_FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN: Final = {"out": "a"}
 _SUM: Final = {"out_residual": "c"}
 
 
 def _refuses(on: dispatch.Machine, x: torch.Tensor, *rest: Any, **outs: Any) -> str | None:
-    tensors = [x, *(each for each in rest if isinstance(each, torch.Tensor))]
-    other = next((each.dtype for each in tensors if each.dtype not in _FLOATS), None)
-    if other is not None:
-        return f"it takes float32, float16 and bfloat16, found {other}"
-    return None if x.shape[-1] else "it takes rows that are not empty"
+    return other_than_floats(x, *rest) or (None if x.shape[-1] else "it takes rows that are not empty")
 
 
 def _normal(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

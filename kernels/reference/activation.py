@@ -13,7 +13,7 @@ from policyquant.kernels.reference.quantize import per_token_scaled_fp8_quant, s
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """gate / (1 + exp(-gate)) · up of x = [gate | up]. The operator rounds silu(gate) to x.dtype, then the product."""
     gate, up = x.double().chunk(2, dim=-1)
-    return gate / (1 + torch.exp(-gate)) * up
+    return _activated(gate, "silu") * up
 
 
 def gelu_and_mul(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
@@ -22,22 +22,25 @@ def gelu_and_mul(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     The operator rounds gelu(gate) to x.dtype, then the product.
     """
     gate, up = x.double().chunk(2, dim=-1)
-    if approximate == "tanh":
+    return _activated(gate, "gelu_tanh" if approximate == "tanh" else "gelu") * up
+
+
+def _activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
+    """silu, gelu or gelu_tanh of a float64 gate."""
+    if activation == "silu":
+        return gate / (1 + torch.exp(-gate))
+    if activation == "gelu_tanh":
         share = (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) / 2
     else:
         share = (1 + torch.erf(gate / math.sqrt(2))) / 2
-    return gate * share * up
+    return gate * share
 
 
 def gated(x: torch.Tensor, activation: str) -> torch.Tensor:
     """activation(gate) · up of x = [gate | up], with both roundings to x.dtype; activation: silu, gelu, gelu_tanh."""
     gate, up = x.chunk(2, dim=-1)
-    beside_one = torch.cat((gate, torch.ones_like(gate)), dim=-1)
-    if activation == "silu":
-        activated = silu_and_mul(beside_one)
-    else:
-        activated = gelu_and_mul(beside_one, "tanh" if activation == "gelu_tanh" else "none")
-    return (activated.to(x.dtype).double() * up.double()).to(x.dtype)
+    activated = _activated(gate.double(), activation).to(x.dtype)
+    return (activated.double() * up.double()).to(x.dtype)
 
 
 def gated_activation_static_fp8_quant(

@@ -29,7 +29,7 @@ _NARROWEST, _WIDEST_TILE, _WIDEST_ROW = 128, 2048, 16384
 
 
 @triton.jit
-def _gated(gate, up, ACTIVATION: tl.constexpr):
+def gated(gate, up, ACTIVATION: tl.constexpr):
     """act(gate) · up in their dtype: act(gate) is rounded to it, then the product."""
     wide = gate.to(tl.float32)
     if ACTIVATION == "silu":
@@ -47,7 +47,7 @@ def _gated(gate, up, ACTIVATION: tl.constexpr):
 def _load_gated(gate, up, rows, columns, mask, stride_row, stride_column, ACTIVATION: tl.constexpr):
     """Of rows [R, 1] and columns [R or 1, C]; zeros outside the mask."""
     at = rows.to(tl.int64) * stride_row + columns.to(tl.int64) * stride_column
-    return _gated(tl.load(gate + at, mask=mask, other=0.0), tl.load(up + at, mask=mask, other=0.0), ACTIVATION)
+    return gated(tl.load(gate + at, mask=mask, other=0.0), tl.load(up + at, mask=mask, other=0.0), ACTIVATION)
 
 
 @triton.jit

@@ -24,12 +24,8 @@ r has the sign that leaves zero's sign alone: -0 gives r = +0, and q0 - r · y =
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-
-FP8 = {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}
-"""torch's names → Triton's."""
 
 SMALLEST_SCALE = tl.constexpr(2.0**-126)
 LARGEST_FLOAT = tl.constexpr(3.4028234663852886e38)

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from policyquant.kernels.cpu.grouped_mm import of_blocks
 from policyquant.kernels.operators.routing import aligned_blocks
+from policyquant.kernels.triton.activation import gated
 from policyquant.kernels.triton.encode import SMALLEST_SCALE, encode, finite_magnitude, scale_of
 from policyquant.kernels.triton.expert_tiles import (
     expert_tile,
@@ -35,16 +36,8 @@ def _values(x, row, columns, width, stride_row, stride_column, ACTIVATION: tl.co
     at = x + row * stride_row + columns * stride_column
     value = tl.load(at, mask=inside, other=0.0)
     if ACTIVATION != "none":
-        gate, dtype = value.to(tl.float32), value.dtype
-        up = tl.load(at + width * stride_column, mask=inside, other=0.0).to(tl.float32)
-        if ACTIVATION == "silu":
-            gate = gate / (1.0 + tl.exp(-gate))
-        elif ACTIVATION == "gelu":
-            gate = gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
-        else:
-            # (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), which does not cancel.
-            gate = gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)))
-        value = (gate.to(dtype).to(tl.float32) * up).to(dtype)
+        up = tl.load(at + width * stride_column, mask=inside, other=0.0)
+        value = gated(value, up, ACTIVATION)
     return value
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
+
+from policyquant.kernels.machine import machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,10 @@ def target_of(x: torch.Tensor) -> Target:
     """The GPU that holds x, or the one that launches are being recorded for."""
     if _recorders:
         return _recorders[-1][0]
-    return _target(x.device.index) if x.device.type == "cuda" else _INTERPRETED
-
-
-@cache
-def _target(index: int) -> Target:
-    properties = torch.cuda.get_device_properties(index)
-    return Target((properties.major, properties.minor), properties.multi_processor_count)
+    if x.device.type != "cuda":
+        return _INTERPRETED
+    on = machine("cuda", x.device.index)
+    return Target(on.capability or (0, 0), on.multiprocessors)
 
 
 def launch(

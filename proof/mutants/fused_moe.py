@@ -18,13 +18,13 @@ MUTANTS: list[Mutant] = [
     _own("add what is nobody's", "here = columns < tl.where(expert < experts, width, 0)", "here = columns < width"),
     _own(
         "swap gate and up",
-        "up = tl.load(at + width * stride_column, mask=inside, other=0.0).to(tl.float32)",
-        "up, gate = gate, tl.load(at + width * stride_column, mask=inside, other=0.0).to(tl.float32)",
+        "value = gated(value, up, ACTIVATION)",
+        "value = gated(up, value, ACTIVATION)",
     ),
     _own(
         "skip a rounding",
-        "value = (gate.to(dtype).to(tl.float32) * up).to(dtype)",
-        "value = (gate.to(dtype).to(tl.float32) * up * 1.01).to(dtype)",
+        "value = gated(value, up, ACTIVATION)",
+        "value = (gated(value, up, ACTIVATION).to(tl.float32) * 1.01).to(up.dtype)",
     ),
     _own(
         "one expert's scale for all",

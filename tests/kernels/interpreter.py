@@ -4,7 +4,6 @@
   and its casts from E5M2 give other subnormal values.
 - A value beyond the largest of an FP8 format that is cast to it becomes NaN: what a cast does there differs between
   GPUs and versions, so a kernel clamps first.
-- Products of matrices are sums of exact products in float32; the interpreter multiplies the bits of bfloat16.
 - A product of matrices sums exact products in float32; the interpreter multiplies the bits of bfloat16 as integers.
 - The largest of nothing but NaN is NaN without a warning.
 - What a masked load does not read, and was given no value for, is NaN (integers: an absurd value).
