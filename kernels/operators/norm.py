@@ -10,7 +10,7 @@ from policyquant.kernels import dispatch
 from policyquant.kernels.cpu import norm as plain
 from policyquant.kernels.cpu.group_quantize import group_shape
 from policyquant.kernels.operators.group_quantize import check_scales
-from policyquant.kernels.operators.refusals import other_than_floats
+from policyquant.kernels.operators.refusals import other_than_floats, other_than_one_scale
 from policyquant.kernels.registration import CODES, define, like
 from policyquant.kernels.scale_layouts import empty_scales
 
@@ -22,6 +22,30 @@ _SUM: Final = {"out_residual": "c"}
 
 def _refuses(on: dispatch.Machine, x: torch.Tensor, *rest: Any, **outs: Any) -> str | None:
     return other_than_floats(x, *rest) or (None if x.shape[-1] else "it takes rows that are not empty")
+
+
+def _refuses_sum(on: dispatch.Machine, x: torch.Tensor, residual: torch.Tensor, *rest: Any, **outs: Any) -> str | None:
+    if residual.shape != x.shape or residual.dtype != x.dtype:
+        return f"it adds a residual like x, found {list(residual.shape)} {residual.dtype}"
+    return _refuses(on, x, *rest)
+
+
+def _refuses_static(
+    on: dispatch.Machine, x: torch.Tensor, weight: torch.Tensor, eps: float, scale: torch.Tensor, **outs: Any
+) -> str | None:
+    return other_than_one_scale(scale) or _refuses(on, x, weight)
+
+
+def _refuses_sum_static(
+    on: dispatch.Machine,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    scale: torch.Tensor,
+    **outs: Any,
+) -> str | None:
+    return other_than_one_scale(scale) or _refuses_sum(on, x, residual, weight)
 
 
 def _normal(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -46,8 +70,8 @@ def _group_scales(x: torch.Tensor, group_size: int, column_major: bool) -> torch
     return empty_scales(x, group_shape(x, group_size), column_major, torch.float32)
 
 
-def _triton(operator: str) -> tuple[dispatch.Implementation, ...]:
-    return (dispatch.triton("norm", operator, refuses=_refuses),)
+def _triton(operator: str, refuses: dispatch.Refusal = _refuses) -> tuple[dispatch.Implementation, ...]:
+    return (dispatch.triton("norm", operator, refuses=refuses),)
 
 
 define(
@@ -64,7 +88,7 @@ define(
     _PLAIN | _SUM,
     plain.fused_add_rms_norm,
     lambda x, residual, weight, eps: (_normal(x, weight), _total(x)),
-    implementations=(dispatch.triton("norm", "fused_add_rms_norm", capability=(8, 0), refuses=_refuses),),
+    implementations=(dispatch.triton("norm", "fused_add_rms_norm", capability=(8, 0), refuses=_refuses_sum),),
 )
 define(
     "rms_norm_static_fp8_quant",
@@ -73,7 +97,7 @@ define(
     plain.rms_norm_static_fp8_quant,
     lambda x, weight, eps, scale, dtype: _codes(x, weight, dtype),
     "dtype",
-    implementations=_triton("rms_norm_static_fp8_quant"),
+    implementations=_triton("rms_norm_static_fp8_quant", _refuses_static),
 )
 define(
     "fused_add_rms_norm_static_fp8_quant",
@@ -82,7 +106,7 @@ define(
     plain.fused_add_rms_norm_static_fp8_quant,
     lambda x, residual, weight, eps, scale, dtype: (_codes(x, weight, dtype), _total(x)),
     "dtype",
-    implementations=_triton("fused_add_rms_norm_static_fp8_quant"),
+    implementations=_triton("fused_add_rms_norm_static_fp8_quant", _refuses_sum_static),
 )
 define(
     "rms_norm_per_token_fp8_quant",
@@ -100,7 +124,7 @@ define(
     plain.fused_add_rms_norm_per_token_fp8_quant,
     lambda x, residual, weight, eps, scale_ub, dtype: (_codes(x, weight, dtype), _row_scales(x), _total(x)),
     "dtype",
-    implementations=_triton("fused_add_rms_norm_per_token_fp8_quant"),
+    implementations=_triton("fused_add_rms_norm_per_token_fp8_quant", _refuses_sum),
 )
 define(
     "rms_norm_group_fp8_quant",
@@ -126,7 +150,7 @@ define(
         _total(x),
     ),
     "dtype",
-    implementations=_triton("fused_add_rms_norm_group_fp8_quant"),
+    implementations=_triton("fused_add_rms_norm_group_fp8_quant", _refuses_sum),
 )
 
 

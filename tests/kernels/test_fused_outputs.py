@@ -176,3 +176,16 @@ def test_arguments_that_do_not_go_together_are_refused(arguments: dict[str, Any]
         ops.silu_and_mul_quant(torch.ones(2, 8), **arguments)
     with pytest.raises(ValueError, match=message):
         ops.rms_norm_quant(torch.ones(2, 8), torch.ones(8), EPS, **arguments)
+
+
+@implementations
+def test_what_plain_torch_broadcasts_is_not_read_by_kernels_as_if_it_were_whole(implementation: str) -> None:
+    x, weight = drawn(4, 8), drawn(8, seed=1)
+    residual, scale = drawn(1, 8, seed=2), torch.tensor([0.02, 0.5] * 4, device=DEVICE)
+    with dispatch.force(implementation):
+        codes, _ = ops.rms_norm_quant(x, weight, EPS, scale)
+        expected = ops.static_scaled_fp8_quant(ops.rms_norm(x, weight, EPS), scale)
+        y, total = ops.fused_add_rms_norm(x, residual, weight, EPS)
+    assert torch.equal(codes.view(torch.uint8), expected.view(torch.uint8))
+    assert torch.equal(total, x + residual)
+    assert torch.equal(y, ops.fused_add_rms_norm(x, residual.expand(4, 8).contiguous(), weight, EPS)[0])
