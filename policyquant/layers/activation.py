@@ -8,18 +8,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its customary name)
 
 from policyquant.errors import PolicyQuantError
+from policyquant.kernels import ops
 from policyquant.layers.base import QuantConfig
 from policyquant.layers.output import EmittingLayer
 from policyquant.quantized_tensor import QuantizedTensor
 
 
-def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _check_halves(x: torch.Tensor) -> None:
     if x.shape[-1] % 2:
         raise PolicyQuantError(
             f"a gated activation takes gate and values side by side, [..., 2N]; found shape {list(x.shape)}"
         )
-    gate, values = x.chunk(2, dim=-1)
-    return gate, values
 
 
 class SiluAndMul(EmittingLayer):
@@ -40,8 +39,14 @@ class SiluAndMul(EmittingLayer):
         super().__init__(quant_config, prefix)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | QuantizedTensor:
-        gate, up = _halves(x)
-        return self.emit(F.silu(gate) * up)
+        _check_halves(x)
+        runs_as = self.runs_as(x)
+        if runs_as == "torch":
+            gate, up = x.chunk(2, dim=-1)
+            return self.emit(F.silu(gate) * up)
+        if runs_as == "operator":
+            return self.emit(ops.silu_and_mul(x))
+        return self.encoded(*ops.silu_and_mul_quant(x, **self.encoding(x)), x.dtype)
 
 
 class GeluAndMul(EmittingLayer):
@@ -69,8 +74,15 @@ class GeluAndMul(EmittingLayer):
         self.approximate = approximate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | QuantizedTensor:
-        gate, up = _halves(x)
-        return self.emit(F.gelu(gate, approximate=self.approximate) * up)
+        _check_halves(x)
+        runs_as = self.runs_as(x)
+        if runs_as == "torch":
+            gate, up = x.chunk(2, dim=-1)
+            return self.emit(F.gelu(gate, approximate=self.approximate) * up)
+        if runs_as == "operator":
+            return self.emit(ops.gelu_and_mul(x, self.approximate))
+        codes = ops.gelu_and_mul_quant(x, approximate=self.approximate, **self.encoding(x))
+        return self.encoded(*codes, x.dtype)
 
     def extra_repr(self) -> str:
         return ", ".join(part for part in (f"approximate={self.approximate!r}", super().extra_repr()) if part)

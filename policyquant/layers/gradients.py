@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 
 from policyquant.errors import PolicyQuantError
 from policyquant.methods.base import WeightLayer
@@ -91,6 +92,15 @@ def _to_bias(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
     if ctx.counts is None:
         return rows.sum(0)
     return torch.stack([each.sum(0) for each in torch.split(rows, ctx.counts)])
+
+
+def gradient_asked(*values: torch.Tensor | None) -> bool:
+    """Whether a gradient is to go through what is computed from these, backward or (`torch.func.jvp`) forward."""
+    if torch.is_grad_enabled():
+        for each in values:
+            if each is not None and each.requires_grad:
+                return True
+    return forward_ad._current_level >= 0
 
 
 def without_gradient(x: torch.Tensor, codes: QuantizedTensor) -> QuantizedTensor:

@@ -7,6 +7,7 @@ from typing import overload
 import torch
 from torch import nn
 
+from policyquant.kernels import ops
 from policyquant.layers.base import QuantConfig
 from policyquant.layers.output import EmittingLayer
 from policyquant.quantized_tensor import QuantizedTensor
@@ -48,14 +49,34 @@ class RMSNorm(EmittingLayer):
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor | QuantizedTensor | tuple[torch.Tensor | QuantizedTensor, torch.Tensor]:
         """x [..., size] → y [..., size]; with a residual [..., size] → (y, x + residual)."""
+        weight = self.weight
+        runs_as = self.runs_as(x, weight, residual)
+        if runs_as == "torch":
+            total = x if residual is None else x + residual
+            y = self.emit(self._normalize(total))
+            return y if residual is None else (y, total)
+        if runs_as == "operator":
+            if residual is None:
+                return self.emit(ops.rms_norm(x, weight, self.eps))
+            plain, total = ops.fused_add_rms_norm(x, residual, weight, self.eps)
+            return self.emit(plain), total
+        encoding, dtype = self.encoding(x), torch.promote_types(x.dtype, weight.dtype)
         if residual is None:
-            return self.emit(self._normalize(x))
-        summed = x + residual
-        return self.emit(self._normalize(summed)), summed
+            return self.encoded(*ops.rms_norm_quant(x, weight, self.eps, **encoding), dtype)
+        data, scale, total = ops.fused_add_rms_norm_quant(x, residual, weight, self.eps, **encoding)
+        return self.encoded(data, scale, dtype), total
+
+    def operator_takes(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> bool:
+        """Where nothing is broadcast or promoted. A subclass may compute another norm."""
+        return (
+            weight.shape == x.shape[-1:]
+            and (residual is None or (residual.shape == x.shape and residual.dtype == x.dtype))
+            and getattr(self._normalize, "__func__", None) is RMSNorm._normalize
+        )
 
     def _normalize(self, x: torch.Tensor) -> torch.Tensor:
-        exact = x.to(torch.float32)
-        variance = exact.pow(2).mean(-1, keepdim=True)
+        exact = x.float()
+        variance = exact.square().mean(-1, keepdim=True)
         return self.weight * (exact * torch.rsqrt(variance + self.eps)).to(x.dtype)
 
     def extra_repr(self) -> str:

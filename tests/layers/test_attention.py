@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from policyquant.errors import PolicyQuantError  # noqa: E402
+from policyquant.kernels import dispatch  # noqa: E402
 from policyquant.layers.attention import Attention, KVCache  # noqa: E402
 from policyquant.policy.scheme import Quantization, Scheme  # noqa: E402
 
@@ -107,6 +108,91 @@ def test_an_fp8_cache_hands_back_the_nearest_codes_times_the_scale(scale: float 
     assert torch.equal(read_k, (codes.float() * by).to(torch.bfloat16))
     assert read_k[0, 0, 0, 0] == 448 * by
     assert torch.equal(result, Attention(4, 8, 2)(q, read_k, read_v))
+
+
+def fp8_attention(name: str = "float8_e4m3fn", scale: float = 0.02) -> Attention:
+    attention = Attention(4, 8, 2)
+    attention.take_scheme(Scheme("none", kv_cache=Quantization(name, "tensor", scheme="static", scale=scale)))
+    return attention
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("steps", [[5], [3, 1, 1]])
+@pytest.mark.parametrize("implementation", ["torch", "triton"])
+def test_the_operator_for_paged_caches_writes_the_same_codes_to_the_same_places(
+    implementation: str, steps: list[int], name: str
+) -> None:
+    attention = fp8_attention(name)
+    tensors = drawn(5, 4, 2, torch.bfloat16)
+    with torch.no_grad():
+        expected, found = (attention.new_cache(2, 8, dtype=torch.bfloat16) for _ in range(2))
+        apart = in_steps(attention, expected, steps, tensors)
+        dispatch.launches.clear()
+        with dispatch.force(implementation):
+            result = in_steps(attention, found, steps, tensors)
+    assert dispatch.launches["reshape_and_cache_fp8", implementation] == len(steps)
+    assert not [operator for operator, _ in dispatch.launches if "scaled_fp8_quant" in operator]
+    assert torch.equal(found.k.view(torch.uint8), expected.k.view(torch.uint8))
+    assert torch.equal(found.v.view(torch.uint8), expected.v.view(torch.uint8))
+    assert torch.equal(result, apart)
+
+
+def test_keys_and_values_that_lie_among_queries_are_written_as_they_are() -> None:
+    attention = fp8_attention()
+    projected = torch.randn(2, 3, 8 * 8, dtype=torch.bfloat16)
+    q, k, v = (part.unflatten(-1, (-1, 8)) for part in projected.split([32, 16, 16], dim=-1))
+    with torch.no_grad():
+        expected, found = (attention.new_cache(2, 8, dtype=torch.bfloat16) for _ in range(2))
+        attention(q, k, v, expected)
+        with dispatch.force("triton"):
+            attention(q, k, v, found)
+    assert torch.equal(found.k.view(torch.uint8), expected.k.view(torch.uint8))
+    assert torch.equal(found.v.view(torch.uint8), expected.v.view(torch.uint8))
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_step_with_a_cache_is_one_graph_for_torch_compile(quantized: bool) -> None:
+    attention = fp8_attention() if quantized else Attention(4, 8, 2)
+    tensors = drawn(5, 4, 2, torch.bfloat16)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        expected, found = (attention.new_cache(2, 8, dtype=torch.bfloat16) for _ in range(2))
+        by_hand = in_steps(attention, expected, [4, 1], tensors)
+        compiled = torch.compile(attention, backend="eager", fullgraph=True)
+        result = in_steps(compiled, found, [4, 1], tensors)
+    assert torch.equal(result, by_hand)
+    assert found.length == 5
+
+
+def test_on_a_gpu_a_step_writes_keys_and_values_in_one_launch_and_reads_each_in_one() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from tests.layers.calls import Called
+
+    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
+        attention = fp8_attention()
+        cache = attention.new_cache(2, 8, dtype=torch.bfloat16)
+        q, k, v = (torch.randn(2, 1, heads, 8, dtype=torch.bfloat16) for heads in (4, 2, 2))
+        with Called() as called:
+            attention(q, k, v, cache)
+    assert called.names == ["reshape_and_cache_fp8", "dequantize", "dequantize"]
+    assert called.made == [], "no slots are computed for a step"
+
+
+@pytest.mark.gpu
+def test_a_gpu_stores_the_codes_that_a_cpu_stores() -> None:
+    from tests.kernels.device import DEVICE
+
+    attention = fp8_attention()
+    tensors = drawn(5, 4, 2, torch.bfloat16)
+    with torch.no_grad():
+        here = attention.new_cache(2, 8, dtype=torch.bfloat16)
+        there = attention.new_cache(2, 8, DEVICE, torch.bfloat16)
+        expected = in_steps(attention, here, [3, 1, 1], tensors)
+        found = in_steps(attention, there, [3, 1, 1], tuple(each.to(DEVICE) for each in tensors))
+    assert torch.equal(there.k.cpu().view(torch.uint8), here.k.view(torch.uint8))
+    assert torch.equal(there.v.cpu().view(torch.uint8), here.v.view(torch.uint8))
+    torch.testing.assert_close(found.cpu(), expected, rtol=2**-6, atol=2**-6)
 
 
 def test_what_a_later_position_holds_does_not_reach_earlier_ones() -> None:
