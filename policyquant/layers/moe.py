@@ -9,16 +9,20 @@ import torch
 from torch import nn
 
 from policyquant.errors import PolicyQuantError, did_you_mean
+from policyquant.kernels import dispatch, ops
+from policyquant.kernels.cpu import routing
 from policyquant.layers.activation import SiluAndMul
 from policyquant.layers.base import QuantConfig, WeightLayer
-from policyquant.layers.gradients import product
+from policyquant.layers.gradients import gradient_asked, product
+from policyquant.methods.base import values_are_known
+from policyquant.policy.scheme import Quantization
 from policyquant.quantized_tensor import QuantizedTensor
 
 Scoring = Literal["softmax", "sigmoid"]
 """How router logits become scores; both are computed in float32."""
 
-_SMALLEST_SUM: Final = torch.finfo(torch.float32).tiny
-"""Where all of a token's sigmoid scores underflow, its weights are zeros instead of NaN."""
+_FORCED: Final = frozenset({"*", "fused_moe"})
+"""Of what `dispatch.forced` names, that by which a CPU computes a mixture as a GPU does."""
 
 
 class ExpertsLinear(WeightLayer):
@@ -50,12 +54,26 @@ class ExpertsLinear(WeightLayer):
             dtype=dtype,
         )
 
-    def forward(self, x: torch.Tensor | QuantizedTensor, counts: list[int]) -> torch.Tensor | QuantizedTensor:
+    def forward(
+        self, x: torch.Tensor | QuantizedTensor, counts: list[int] | torch.Tensor
+    ) -> torch.Tensor | QuantizedTensor:
         """x [T, in_features], sorted by expert → [T, out_features]; `counts[e]` rows are expert e's.
 
-        The weights of experts without rows are not read.
+        The weights of experts without rows are not read. Where values are not known, as when a graph is made, `counts`
+        is an integer tensor [T], the expert of each row in any order: each expert is then computed for all rows.
         """
+        if isinstance(counts, torch.Tensor):
+            return self._emit(self._of_owners(x, counts[:, None]))
         return self._emit(product(self, x, counts))
+
+    def _of_owners(self, x: torch.Tensor | QuantizedTensor, owners: torch.Tensor) -> torch.Tensor:
+        """Rows of x [T, K], each by the expert in owners [T, 1]."""
+        experts, rows = self.weight_shape[0], len(x)
+        result = product(self, x, [rows, *[0] * (experts - 1)])
+        for expert in range(1, experts):
+            counts = [rows if each == expert else 0 for each in range(experts)]
+            result = torch.where(owners == expert, product(self, x, counts), result)
+        return result
 
     def extra_repr(self) -> str:
         named = [f"{name}={rows}" for name, rows in self.parts.items()]
@@ -70,6 +88,10 @@ class FusedMoE(nn.Module):
     The router is outside. A token's weights are its `top_k` best scores, divided by their sum if `renormalize`.
     Experts are handed all their tokens at once, and those that nobody chose are not read. `parts` are the names of
     gate, up and down as checkpoints spell them. `shared_experts` is given the same input, and its result is added.
+
+    On a GPU, and where a graph is made, the method of the experts may compute all of it at once (`apply_moe`), and
+    `gate_up_proj`, `act` and `down_proj` are not called. They are if one has a hook, a forward of its own or an output
+    in FP8, and if a gradient is asked for.
 
     Raises:
         PolicyQuantError: `top_k` is not in 1 … `num_experts`, `parts` are not three different names, or `scoring` is
@@ -147,27 +169,75 @@ class FusedMoE(nn.Module):
         return result if self.shared_experts is None else result + self.shared_experts(x)
 
     def route(self, router_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """router_logits [T, experts] → weights (float32) and experts (int64), both [T, top_k], the best first."""
-        logits = router_logits.float()
-        scores = logits.softmax(dim=-1) if self.scoring == "softmax" else logits.sigmoid()
-        weights, chosen = scores.topk(self.top_k, dim=-1)
-        if self.renormalize:
-            weights = weights / weights.sum(dim=-1, keepdim=True).clamp_min(_SMALLEST_SUM)
-        return weights, chosen
+        """router_logits [T, experts] → weights (float32) and experts (int32), both [T, top_k], the best first.
+
+        The largest logits are chosen, of equal ones those of the first experts.
+        """
+        # Operators have no gradient, and on a CPU plain torch is called sooner.
+        on_cpu = router_logits.is_cpu and not torch.compiler.is_compiling() and not dispatch.forced()
+        plain = on_cpu or gradient_asked(router_logits)
+        if self.scoring == "softmax":
+            softmax = routing.topk_softmax if plain else ops.topk_softmax
+            return softmax(router_logits, self.top_k, self.renormalize)
+        sigmoid = routing.topk_sigmoid if plain else ops.topk_sigmoid
+        return sigmoid(router_logits, self.top_k, self.renormalize, None)
 
     def _mix(self, tokens: torch.Tensor | QuantizedTensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """tokens [T, hidden], each given to its chosen experts → the weighted sums [T, hidden]."""
+        known = values_are_known(chosen)
+        if self._may_be_at_once(tokens, weights, known):
+            result = self.gate_up_proj.quant_method.apply_moe(
+                self.gate_up_proj, self.down_proj, tokens, weights, chosen
+            )
+            if result is not None:
+                return result
         experts = chosen.flatten()
-        order = experts.argsort(stable=True)
-        counts: list[int] = experts.bincount(minlength=self.num_experts).tolist()
-        sorted_results = self.down_proj(self.act(self.gate_up_proj(tokens[order // self.top_k], counts)), counts)
-        results = torch.empty_like(sorted_results)
-        results[order] = sorted_results
-        each = results.view(-1, self.top_k, results.shape[-1]).unbind(1)
-        total = each[0] * weights[:, :1]
-        for rank in range(1, self.top_k):
-            total = total + each[rank] * weights[:, rank : rank + 1]
+        if known:
+            order = experts.argsort(stable=True)
+            counts: list[int] = experts.bincount(minlength=self.num_experts).tolist()
+            by_expert = self._of_each(tokens[order // self.top_k], counts)
+            results = torch.empty_like(by_expert)
+            results[order] = by_expert
+        else:
+            pairs = torch.arange(experts.shape[0], device=experts.device)
+            results = self._of_each(tokens[pairs // self.top_k], experts)
+        each, shares = results.view(-1, self.top_k, results.shape[-1]).unbind(1), weights.unsqueeze(2).unbind(1)
+        total = each[0] * shares[0]
+        for result, share in zip(each[1:], shares[1:], strict=True):
+            total = total + result * share
         return total.to(results.dtype)
+
+    def _of_each(self, x: torch.Tensor | QuantizedTensor, counts: list[int] | torch.Tensor) -> torch.Tensor:
+        """Rows of x, each by one expert; `counts` as `ExpertsLinear` takes it."""
+        result: torch.Tensor = self.down_proj(self.act(self.gate_up_proj(x, counts)), counts)
+        return result
+
+    def _may_be_at_once(self, tokens: torch.Tensor | QuantizedTensor, weights: torch.Tensor, known: bool) -> bool:
+        """Whether the method is asked to compute all of it. A CPU, unless forced, goes expert by expert."""
+        if known and tokens.device.type != "cuda" and _FORCED.isdisjoint(dispatch.forced()):
+            return False
+        gate_up, act, down = self.gate_up_proj, self.act, self.down_proj
+        through = tokens.scale if isinstance(tokens, QuantizedTensor) else tokens
+        if gradient_asked(through, weights, *gate_up._parameters.values(), *down._parameters.values()):
+            return False
+        if act.scheme.output is not None or any(
+            isinstance(each.scheme.output, Quantization) for each in (gate_up, down)
+        ):
+            return False
+        kinds = (gate_up, ExpertsLinear), (act, SiluAndMul), (down, ExpertsLinear)
+        return not _global_hooks() and all(_does_no_more_than(kind, layer) for layer, kind in kinds)
 
     def extra_repr(self) -> str:
         return f"top_k={self.top_k}, scoring={self.scoring!r}, renormalize={self.renormalize}"
+
+
+def _does_no_more_than(kind: type[nn.Module], layer: nn.Module) -> bool:
+    """Whether a call of the layer is what its kind says: it has no hook, and no forward of its own."""
+    own = type(layer).forward is not kind.forward or "forward" in layer.__dict__
+    return not (own or layer._forward_hooks or layer._forward_pre_hooks)
+
+
+def _global_hooks() -> bool:
+    """Whether a hook is called with every module."""
+    hooks = nn.modules.module
+    return bool(hooks._global_forward_hooks or hooks._global_forward_pre_hooks)

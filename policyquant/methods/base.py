@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar, Protocol, TypeVar, cast
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from policyquant.checkpoint.tensors import LazyTensor, Slot
 from policyquant.errors import PolicyQuantError
@@ -97,6 +98,25 @@ class QuantMethod(ABC):
     def apply_experts(self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor, counts: list[int]) -> torch.Tensor:
         """x [T, K], sorted by expert → [T, N]; `counts[e]` rows are of expert e. Experts without rows are not read."""
 
+    def apply_moe(
+        self,
+        gate_up: WeightLayer,
+        down: WeightLayer,
+        x: torch.Tensor | QuantizedTensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """A whole mixture: x [T, K] → Σ over a token's choices of weight · down[e](silu(gate) * up), [T, K].
+
+        `gate_up`, whose method is asked, stacks gate and up; `down` may have another method. weights (float32) and ids
+        are [T, k], and the sum is taken in their order. `FusedMoE` asks on a GPU and where values are not known, so
+        nothing may depend on a value of `ids` or wait for it. The result is what `apply_experts` of both layers give.
+
+        Returns:
+            None if these layers cannot be computed so; `apply_experts` is called instead.
+        """
+        return None
+
     def embed(self, layer: WeightLayer, ids: torch.Tensor) -> torch.Tensor:
         """Rows of the weight: ids [...] → [..., K].
 
@@ -141,6 +161,11 @@ class QuantMethod(ABC):
             return values @ weight.T + offset
         rows = torch.split(values, counts)
         return torch.cat([rows[e] @ weight[e].T + offset[e] for e in range(len(counts))])
+
+
+def values_are_known(x: torch.Tensor) -> bool:
+    """Whether Python may ask for values of x: not on meta, nor under `FakeTensorMode`, nor where a graph is made."""
+    return not (torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor))
 
 
 _Input = TypeVar("_Input", bound=torch.Tensor | QuantizedTensor)

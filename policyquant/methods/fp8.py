@@ -36,7 +36,8 @@ Any. Codes `weight` [N, K] ([experts, N, K]); `weight_scale` float32 [N, 1] ([ex
 
 What runs it
 ------------
-The operators `per_token_scaled_fp8_quant`, `dynamic_scaled_fp8_quant`, `static_scaled_fp8_quant` and `scaled_mm`.
+The operators `per_token_scaled_fp8_quant`, `dynamic_scaled_fp8_quant`, `static_scaled_fp8_quant` and `scaled_mm`. On a
+GPU `fused_moe` computes a whole mixture of experts whose inputs have scales per token or static ones.
 
 Example
 -------
@@ -50,19 +51,20 @@ Example
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, Literal
 
 import torch
 
 from policyquant.checkpoint.tensors import LazyTensor, Slot
 from policyquant.errors import PolicyQuantError
-from policyquant.kernels import ops, reference
+from policyquant.kernels import dispatch, ops, reference
 from policyquant.kernels.cpu.quantize import fp8_scale
 from policyquant.methods.base import (
     PLAIN_DTYPES,
     WeightLayer,
     input_rows,
     reference_values,
+    values_are_known,
 )
 from policyquant.methods.dtypes import FP8
 from policyquant.methods.pieces import (
@@ -247,6 +249,53 @@ class Fp8(ScaledCodes):
             start += count
         return out
 
+    def apply_moe(
+        self,
+        gate_up: WeightLayer,
+        down: WeightLayer,
+        x: torch.Tensor | QuantizedTensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """By `fused_moe`, if both layers have this method in one format, one kind of input and no bias.
+
+        None too on a GPU for which `fused_moe` has no kernel: there plain torch is faster expert by expert.
+        """
+        other, how, out_dtype = getattr(down, "quant_method", None), self._fused_quantization, self.out_dtype(gate_up)
+        if not isinstance(other, Fp8) or (other.code_dtype, other._fused_quantization) != (self.code_dtype, how):
+            return None
+        if how is None or gate_up.has_bias or down.has_bias or out_dtype != other.out_dtype(down):
+            return None
+        if other._input.scale_ub != self._input.scale_ub:
+            return None
+        if ids.is_cuda and values_are_known(ids) and not _has_kernel(dispatch.machine("cuda", ids.get_device())):
+            return None
+        # The parts of a layer hold the same scale; each expert has its own.
+        static = [layer._buffers.get("input_scale") for layer in (gate_up, down)]
+        x_scale, intermediate_scale = (None if each is None else each.select(1, 0) for each in static)
+        if not isinstance(x, QuantizedTensor):
+            values = x
+        elif x.data.dtype == self.code_dtype:
+            values, x_scale = x.data, x.scale
+        else:
+            values = x.dequantize()
+        return ops.fused_moe(
+            input_rows(gate_up, values), buffer(gate_up, "weight"), buffer(down, "weight"),
+            self.product_scale(gate_up, buffer(gate_up, "weight_scale")),
+            other.product_scale(down, buffer(down, "weight_scale")),
+            weights, ids, quantization=how, x_scale=x_scale, intermediate_scale=intermediate_scale,
+            scale_ub=self._input.scale_ub, out_dtype=out_dtype,
+        )  # fmt: skip
+
+    @property
+    def _fused_quantization(self) -> Literal["token", "tensor"] | None:
+        """What `fused_moe` calls the way in which inputs are quantized; None: it has none like it."""
+        if FP8[self._input.dtype] != self.code_dtype:
+            return None
+        if self._input.scheme == "static":
+            return "tensor"
+        return "token" if self._input.granularity == "token" else None
+
     def reference_input(
         self, layer: WeightLayer, x: torch.Tensor | QuantizedTensor, counts: list[int] | None = None
     ) -> torch.Tensor:
@@ -282,6 +331,12 @@ class Fp8(ScaledCodes):
             return QuantizedTensor(data, scale, "token", x.dtype)
         data, scale = ops.dynamic_scaled_fp8_quant(x, self._input.scale_ub, dtype)
         return QuantizedTensor(data, scale, "tensor", x.dtype)
+
+
+def _has_kernel(on: dispatch.Machine) -> bool:
+    """Whether anything but plain torch runs `fused_moe` there."""
+    found = dispatch.available("fused_moe", on)
+    return any(reason is None and each.name != dispatch.PLAIN for each, reason in found)
 
 
 def _values(source: LazyTensor, scale: torch.Tensor | None, start: int, stop: int) -> torch.Tensor:

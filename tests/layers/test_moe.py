@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from policyquant.errors import PolicyQuantError
-from policyquant.layers.moe import FusedMoE
+from policyquant.kernels import dispatch
+from policyquant.layers.moe import ExpertsLinear, FusedMoE
 
 
 def _by_hand(moe: FusedMoE, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -48,3 +49,34 @@ def test_shared_experts_are_added() -> None:
 def test_logits_of_another_number_of_experts_are_refused() -> None:
     with pytest.raises(PolicyQuantError, match="router logits"):
         FusedMoE(4, 2, 8, 6)(torch.randn(2, 8), torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_of_equal_logits_the_first_experts_are_chosen(scoring: str) -> None:
+    moe = FusedMoE(6, 2, 8, 6, scoring=scoring)  # type: ignore[arg-type]  # parametrized
+    weights, experts = moe.route(torch.zeros(3, 6))
+    assert experts.tolist() == [[0, 1]] * 3
+    assert weights.tolist() == [[0.5, 0.5]] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's, of its own doing
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("forced", [None, "torch"])
+def test_a_router_is_trained_through_the_weights(scoring: str, forced: str | None) -> None:
+    moe = FusedMoE(4, 2, 8, 6, scoring=scoring)  # type: ignore[arg-type]  # parametrized
+    x, logits = torch.randn(5, 8), torch.randn(5, 4, dtype=torch.float64)
+    with dispatch.force(**({} if forced is None else {"name": forced})):
+        _, forward = torch.func.jvp(lambda given: moe(x, given), (logits,), (logits,))
+        moe(x, logits.requires_grad_()).sum().backward()
+    assert logits.grad is not None
+    assert (logits.grad != 0).any()
+    torch.testing.assert_close((logits.grad * logits).sum().float(), forward.sum().detach())
+
+
+def test_rows_may_come_in_any_order_with_their_experts() -> None:
+    layer = ExpertsLinear(3, 8, {"up_proj": 6})
+    x, owners = torch.randn(5, 8), torch.tensor([2, 0, 2, 0, 0])
+    expected = torch.stack(
+        [nn.functional.linear(row, layer.weight[owner]) for row, owner in zip(x, owners, strict=True)]
+    )
+    torch.testing.assert_close(layer(x, owners), expected)
