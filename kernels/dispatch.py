@@ -81,8 +81,7 @@ class Implementation:
             missing = "not built (policyquant kernels build)" if self.package == CUDA_LIBRARY else "not installed"
             return f"{self.package} is {missing}"
         if on.device == "cpu":
-            interpreted = self.package == "triton" and on.interpreting
-            return None if interpreted else "it needs a GPU"
+            return None if self.package in on.on_cpu else "it needs a GPU"
         if on.rocm:
             return "it is for NVIDIA's GPUs, and this torch is for AMD's"
         found = on.capability or (0, 0)
@@ -101,6 +100,16 @@ def triton(module: str, operator: str, **conditions: Any) -> Implementation:
     """
     conditions = {"capability": (8, 9), "below": (11, 0), **conditions}
     return Implementation("triton", f"policyquant.kernels.triton.{module}:{operator}", "triton", **conditions)
+
+
+def cuda(operator: str, **conditions: Any) -> Implementation:
+    """The operator of this name in the CUDA library.
+
+    Unless `conditions` say otherwise, for compute capability 8.0, where it encodes without FP8 instructions, to 10.x,
+    the last that the library has code for.
+    """
+    conditions = {"capability": (8, 0), "below": (11, 0), **conditions}
+    return Implementation("cuda", f"policyquant.kernels.cuda.library:{operator}", CUDA_LIBRARY, **conditions)
 
 
 _implementations: dict[str, tuple[Implementation, ...]] = {}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Final
 
 import torch
+
+from policyquant.kernels.cuda import library
 
 CUDA_LIBRARY: Final = "policyquant's CUDA library"
 """Stands among packages where the library of `kernels/cuda` is built."""
@@ -28,8 +31,8 @@ class Machine:
     multiprocessors: int = 0
     packages: frozenset[str] = frozenset()
     """Which of `OPTIONAL_PACKAGES` are installed, and `CUDA_LIBRARY` if it is built."""
-    interpreting: bool = False
-    """Whether Triton's kernels are interpreted, on the CPU."""
+    on_cpu: frozenset[str] = frozenset()
+    """Which of the packages run their kernels on a CPU here: Triton in its interpreter."""
     rocm: bool = False
     """Whether the GPU is AMD's, which torch calls "cuda" too."""
 
@@ -38,9 +41,7 @@ class Machine:
 def machine(device: str = "cpu", index: int = 0) -> Machine:
     """The machine at hand, as seen from one of its devices."""
     if device != "cuda":
-        # Triton reads it when a kernel is defined.
-        interpreting = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-        return Machine("cpu", packages=installed(), interpreting=interpreting)
+        return Machine("cpu", packages=installed(), on_cpu=frozenset(_running_on_cpu()))
     properties = torch.cuda.get_device_properties(index)
     return Machine(
         "cuda",
@@ -51,10 +52,19 @@ def machine(device: str = "cpu", index: int = 0) -> Machine:
     )
 
 
+def _running_on_cpu() -> Iterator[str]:
+    # Triton reads it when a kernel is defined.
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        yield "triton"
+    if library.runs_on_cpu():
+        yield CUDA_LIBRARY
+
+
 @cache
 def installed() -> frozenset[str]:
     """The optional packages that are here; none is imported."""
-    return frozenset(package for package in OPTIONAL_PACKAGES if find_spec(package) is not None)
+    packages = {package for package in OPTIONAL_PACKAGES if find_spec(package) is not None}
+    return frozenset(packages | {CUDA_LIBRARY} if library.path().exists() else packages)
 
 
 def dotted(capability: tuple[int, int]) -> str:

@@ -10,7 +10,11 @@ from policyquant.kernels import dispatch
 from policyquant.kernels.cpu import activation as plain
 from policyquant.kernels.cpu.group_quantize import group_shape
 from policyquant.kernels.operators.group_quantize import check_scales
-from policyquant.kernels.operators.refusals import other_than_floats, other_than_one_scale
+from policyquant.kernels.operators.refusals import (
+    more_dimensions,
+    other_than_floats,
+    other_than_one_scale,
+)
 from policyquant.kernels.registration import CODES, define, like
 from policyquant.kernels.scale_layouts import empty_scales
 
@@ -54,13 +58,32 @@ def _refuses_static(
     return other_than_one_scale(scale) or other_than_floats(x)
 
 
+def _refuses_cuda(on: dispatch.Machine, x: torch.Tensor, *rest: Any, **targets: Any) -> str | None:
+    return other_than_floats(x) or more_dimensions(x)
+
+
+def _refuses_cuda_static(
+    on: dispatch.Machine, x: torch.Tensor, scale: torch.Tensor, *rest: Any, **targets: Any
+) -> str | None:
+    return other_than_one_scale(scale) or _refuses_cuda(on, x)
+
+
+def _by(
+    operator: str, refuses_cuda: dispatch.Refusal, refuses: dispatch.Refusal = _refuses, **of_triton: Any
+) -> tuple[dispatch.Implementation, ...]:
+    return (
+        dispatch.cuda(operator, refuses=refuses_cuda),
+        dispatch.triton("activation", operator, refuses=refuses, **of_triton),
+    )
+
+
 define(
     "silu_and_mul",
     "Tensor x",
     {"out": "a"},
     plain.silu_and_mul,
     _half,
-    implementations=(dispatch.triton("activation", "silu_and_mul", capability=(8, 0), refuses=_refuses),),
+    implementations=_by("silu_and_mul", _refuses_cuda, capability=(8, 0)),
 )
 define(
     "gelu_and_mul",
@@ -68,7 +91,7 @@ define(
     {"out": "a"},
     plain.gelu_and_mul,
     _half,
-    implementations=(dispatch.triton("activation", "gelu_and_mul", capability=(8, 0), refuses=_refuses),),
+    implementations=_by("gelu_and_mul", _refuses_cuda, capability=(8, 0)),
 )
 define(
     "gated_activation_static_fp8_quant",
@@ -77,7 +100,7 @@ define(
     plain.gated_activation_static_fp8_quant,
     _codes,
     "dtype",
-    implementations=(dispatch.triton("activation", "gated_activation_static_fp8_quant", refuses=_refuses_static),),
+    implementations=_by("gated_activation_static_fp8_quant", _refuses_cuda_static, _refuses_static),
 )
 define(
     "gated_activation_per_token_fp8_quant",
@@ -86,7 +109,7 @@ define(
     plain.gated_activation_per_token_fp8_quant,
     _codes_per_token,
     "dtype",
-    implementations=(dispatch.triton("activation", "gated_activation_per_token_fp8_quant", refuses=_refuses),),
+    implementations=_by("gated_activation_per_token_fp8_quant", _refuses_cuda),
 )
 
 
@@ -109,7 +132,7 @@ define(
     plain.gated_activation_group_fp8_quant,
     _codes_per_group,
     "dtype",
-    implementations=(dispatch.triton("activation", "gated_activation_group_fp8_quant", refuses=_refuses),),
+    implementations=_by("gated_activation_group_fp8_quant", _refuses_cuda),
 )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from policyquant.kernels import dispatch
 from policyquant.kernels.cpu import group_quantize as plain
-from policyquant.kernels.operators.refusals import other_than_floats
+from policyquant.kernels.operators.refusals import more_dimensions, other_than_floats
 from policyquant.kernels.registration import CODES, define, like
 from policyquant.kernels.scale_layouts import empty_scales
 
@@ -40,6 +40,10 @@ def _refuses(on: dispatch.Machine, x: torch.Tensor, *rest: Any, **outs: Any) -> 
     return other_than_floats(x)
 
 
+def _refuses_cuda(on: dispatch.Machine, x: torch.Tensor, *rest: Any, **outs: Any) -> str | None:
+    return other_than_floats(x) or more_dimensions(x)
+
+
 def _refuses_block(on: dispatch.Machine, w: torch.Tensor, block: Sequence[int], *rest: Any, **outs: Any) -> str | None:
     return _refuses(on, w) or _uneven(block)
 
@@ -68,7 +72,10 @@ define(
     plain.group_fp8_quant,
     _groups,
     "dtype",
-    implementations=(dispatch.triton("group_quantize", "group_fp8_quant", refuses=_refuses),),
+    implementations=(
+        dispatch.cuda("group_fp8_quant", refuses=_refuses_cuda),
+        dispatch.triton("group_quantize", "group_fp8_quant", refuses=_refuses),
+    ),
 )
 define(
     "block_fp8_quant",

@@ -10,7 +10,11 @@ from policyquant.kernels import dispatch
 from policyquant.kernels.cpu import norm as plain
 from policyquant.kernels.cpu.group_quantize import group_shape
 from policyquant.kernels.operators.group_quantize import check_scales
-from policyquant.kernels.operators.refusals import other_than_floats, other_than_one_scale
+from policyquant.kernels.operators.refusals import (
+    more_dimensions,
+    other_than_floats,
+    other_than_one_scale,
+)
 from policyquant.kernels.registration import CODES, define, like
 from policyquant.kernels.scale_layouts import empty_scales
 
@@ -70,8 +74,25 @@ def _group_scales(x: torch.Tensor, group_size: int, column_major: bool) -> torch
     return empty_scales(x, group_shape(x, group_size), column_major, torch.float32)
 
 
-def _triton(operator: str, refuses: dispatch.Refusal = _refuses) -> tuple[dispatch.Implementation, ...]:
-    return (dispatch.triton("norm", operator, refuses=refuses),)
+def _for_cuda(refuses: dispatch.Refusal) -> dispatch.Refusal:
+    """What speaks against the CUDA kernels: what does against Triton's, and more."""
+
+    def refuses_cuda(on: dispatch.Machine, x: torch.Tensor, *rest: Any, **outs: Any) -> str | None:
+        tensors = [each for each in rest if isinstance(each, torch.Tensor)]
+        refused = refuses(on, x, *rest, **outs) or more_dimensions(x, *tensors)
+        weight = next(each for each in tensors if each.ndim == 1)
+        if refused is None and weight.dtype not in (x.dtype, torch.float32):
+            return f"it takes a weight like x or in float32, found {weight.dtype} and {x.dtype}"
+        return refused
+
+    return refuses_cuda
+
+
+def _by(operator: str, refuses: dispatch.Refusal = _refuses, **of_triton: Any) -> tuple[dispatch.Implementation, ...]:
+    return (
+        dispatch.cuda(operator, refuses=_for_cuda(refuses)),
+        dispatch.triton("norm", operator, refuses=refuses, **of_triton),
+    )
 
 
 define(
@@ -80,7 +101,7 @@ define(
     _PLAIN,
     plain.rms_norm,
     lambda x, weight, eps: _normal(x, weight),
-    implementations=(dispatch.triton("norm", "rms_norm", capability=(8, 0), refuses=_refuses),),
+    implementations=_by("rms_norm", capability=(8, 0)),
 )
 define(
     "fused_add_rms_norm",
@@ -88,7 +109,7 @@ define(
     _PLAIN | _SUM,
     plain.fused_add_rms_norm,
     lambda x, residual, weight, eps: (_normal(x, weight), _total(x)),
-    implementations=(dispatch.triton("norm", "fused_add_rms_norm", capability=(8, 0), refuses=_refuses_sum),),
+    implementations=_by("fused_add_rms_norm", _refuses_sum, capability=(8, 0)),
 )
 define(
     "rms_norm_static_fp8_quant",
@@ -97,7 +118,7 @@ define(
     plain.rms_norm_static_fp8_quant,
     lambda x, weight, eps, scale, dtype: _codes(x, weight, dtype),
     "dtype",
-    implementations=_triton("rms_norm_static_fp8_quant", _refuses_static),
+    implementations=_by("rms_norm_static_fp8_quant", _refuses_static),
 )
 define(
     "fused_add_rms_norm_static_fp8_quant",
@@ -106,7 +127,7 @@ define(
     plain.fused_add_rms_norm_static_fp8_quant,
     lambda x, residual, weight, eps, scale, dtype: (_codes(x, weight, dtype), _total(x)),
     "dtype",
-    implementations=_triton("fused_add_rms_norm_static_fp8_quant", _refuses_sum_static),
+    implementations=_by("fused_add_rms_norm_static_fp8_quant", _refuses_sum_static),
 )
 define(
     "rms_norm_per_token_fp8_quant",
@@ -115,7 +136,7 @@ define(
     plain.rms_norm_per_token_fp8_quant,
     lambda x, weight, eps, scale_ub, dtype: (_codes(x, weight, dtype), _row_scales(x)),
     "dtype",
-    implementations=_triton("rms_norm_per_token_fp8_quant"),
+    implementations=_by("rms_norm_per_token_fp8_quant"),
 )
 define(
     "fused_add_rms_norm_per_token_fp8_quant",
@@ -124,7 +145,7 @@ define(
     plain.fused_add_rms_norm_per_token_fp8_quant,
     lambda x, residual, weight, eps, scale_ub, dtype: (_codes(x, weight, dtype), _row_scales(x), _total(x)),
     "dtype",
-    implementations=_triton("fused_add_rms_norm_per_token_fp8_quant", _refuses_sum),
+    implementations=_by("fused_add_rms_norm_per_token_fp8_quant", _refuses_sum),
 )
 define(
     "rms_norm_group_fp8_quant",
@@ -136,7 +157,7 @@ define(
         _group_scales(x, group_size, column_major),
     ),
     "dtype",
-    implementations=_triton("rms_norm_group_fp8_quant"),
+    implementations=_by("rms_norm_group_fp8_quant"),
 )
 define(
     "fused_add_rms_norm_group_fp8_quant",
@@ -150,7 +171,7 @@ define(
         _total(x),
     ),
     "dtype",
-    implementations=_triton("fused_add_rms_norm_group_fp8_quant", _refuses_sum),
+    implementations=_by("fused_add_rms_norm_group_fp8_quant", _refuses_sum),
 )
 
 

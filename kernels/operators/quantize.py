@@ -8,6 +8,7 @@ import torch
 
 from policyquant.kernels import dispatch
 from policyquant.kernels.cpu import quantize as plain
+from policyquant.kernels.operators.refusals import more_dimensions, other_than_floats, other_than_one_scale
 from policyquant.kernels.registration import CODES, codes_and_row_scales, define, like
 
 _ops: Any = torch.ops.policyquant
@@ -22,8 +23,18 @@ def _refuses(machine: dispatch.Machine, x: torch.Tensor, *others: Any, **outs: t
     return next((f"it does not take {each.dtype}" for each in tensors if each.dtype not in _SOURCES), None)
 
 
+def _refuses_cuda(machine: dispatch.Machine, x: torch.Tensor, *others: Any, **outs: torch.Tensor) -> str | None:
+    given = next((each for each in others if isinstance(each, torch.Tensor)), None)
+    refused = other_than_floats(x) or more_dimensions(x)
+    return refused or (None if given is None else other_than_one_scale(given))
+
+
 def _triton(operator: str) -> tuple[dispatch.Implementation, ...]:
     return (dispatch.triton("quantize", operator, refuses=_refuses),)
+
+
+def _cuda_and_triton(operator: str) -> tuple[dispatch.Implementation, ...]:
+    return (dispatch.cuda(operator, refuses=_refuses_cuda), *_triton(operator))
 
 
 define(
@@ -34,7 +45,7 @@ define(
     lambda x, scale, dtype: like(x, tuple(x.shape), dtype),
     "dtype",
     plain.static_scaled_fp8_quant_out,
-    _triton("static_scaled_fp8_quant"),
+    _cuda_and_triton("static_scaled_fp8_quant"),
 )
 define(
     "dynamic_scaled_fp8_quant",
@@ -44,7 +55,7 @@ define(
     lambda x, scale_ub, dtype: (like(x, tuple(x.shape), dtype), like(x, (1,), torch.float32)),
     "dtype",
     plain.dynamic_scaled_fp8_quant_out,
-    _triton("dynamic_scaled_fp8_quant"),
+    _cuda_and_triton("dynamic_scaled_fp8_quant"),
 )
 define(
     "per_token_scaled_fp8_quant",
@@ -54,7 +65,7 @@ define(
     lambda x, scale_ub, dtype: codes_and_row_scales(x, dtype),
     "dtype",
     plain.per_token_scaled_fp8_quant_out,
-    _triton("per_token_scaled_fp8_quant"),
+    _cuda_and_triton("per_token_scaled_fp8_quant"),
 )
 define(
     "per_channel_int8_quant",

@@ -22,3 +22,11 @@ def other_than_one_scale(scale: torch.Tensor) -> str | None:
     if scale.numel() != 1 or scale.dtype != torch.float32:
         return f"it takes one float32 scale, found {list(scale.shape)} {scale.dtype}"
     return None
+
+
+def more_dimensions(*tensors: torch.Tensor) -> str | None:
+    """Leading dimensions that need not fold into two, which is what the CUDA kernels go through."""
+    for x in tensors:
+        if x.ndim > 3 and not x.is_contiguous():
+            return f"it takes at most 3 dimensions that are not contiguous, found {list(x.shape)}"
+    return None

@@ -77,16 +77,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _build() -> int:
-    from importlib.util import find_spec
+    from policyquant.kernels.cuda import library
+    from policyquant.kernels.cuda.build import BuildError, build
 
-    if find_spec("policyquant.kernels.cuda") is None or find_spec("policyquant.kernels.cuda.build") is None:
-        raise PolicyQuantError("this version of policyquant has no CUDA library to build; Triton does its work")
-    from importlib import import_module
-
-    build = import_module("policyquant.kernels.cuda.build").build
+    path = library.path()
+    if path.exists():
+        output.write(f"{path} is built already\n")
+        return Status.FINE
     try:
-        path = build()
-    except (OSError, RuntimeError, ValueError) as failure:
+        build()
+    except (OSError, BuildError) as failure:
         raise PolicyQuantError(f"the CUDA library cannot be built: {failure}") from failure
     output.write(f"built {path}\n")
     return Status.FINE

@@ -19,7 +19,7 @@ from policyquant.kernels.machine import CUDA_LIBRARY, OPTIONAL_PACKAGES
 ROOT = Path(__file__).parents[2]
 ALL = frozenset({*OPTIONAL_PACKAGES, CUDA_LIBRARY})
 CPU = Machine("cpu", packages=ALL)
-INTERPRETING = Machine("cpu", packages=ALL, interpreting=True)
+INTERPRETING = Machine("cpu", packages=ALL, on_cpu=frozenset({"triton"}))
 GPUS = {number: Machine("cuda", (number // 10, number % 10), 100, ALL) for number in (75, 80, 89, 90, 100, 120)}
 ROCM = Machine("cuda", (9, 4), 100, ALL, rocm=True)
 OPERATOR = "twice"

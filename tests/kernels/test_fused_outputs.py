@@ -15,7 +15,7 @@ from tests.kernels.device import DEVICE
 
 EPS = 1e-6
 pytestmark = pytest.mark.gpu
-implementations = pytest.mark.parametrize("implementation", ["torch", "triton"])
+implementations = pytest.mark.parametrize("implementation", ["torch", "triton", "cuda"])
 OUTPUTS: dict[str, dict[str, Any]] = {
     "static": {"scale": torch.tensor([0.02])},
     "per token": {},

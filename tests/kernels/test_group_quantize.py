@@ -18,7 +18,7 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(scope="module", params=["torch", "triton"], autouse=True)
+@pytest.fixture(scope="module", params=["torch", "triton", "cuda"], autouse=True)
 def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
     """Everything here runs by each, and each gives the same codes."""
     with dispatch.force(request.param):

@@ -16,7 +16,7 @@ ONE = torch.ones(1)
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(scope="module", params=["torch", "triton"], autouse=True)
+@pytest.fixture(scope="module", params=["torch", "triton", "cuda"], autouse=True)
 def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
     """Everything here runs by each, and each gives the same codes."""
     with dispatch.force(request.param):

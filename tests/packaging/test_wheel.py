@@ -79,7 +79,7 @@ def test_the_wheel_has_nothing_else(contents: set[str]) -> None:
     top = {PurePosixPath(name).parts[0] for name in contents}
     assert top == {"policyquant", INFORMATION}
     suffixes = {PurePosixPath(name).suffix for name in contents if name.startswith("policyquant/")}
-    assert suffixes <= {".py", ".json", ".yaml", ".typed"}
+    assert suffixes <= {".py", ".json", ".yaml", ".typed", ".cu", ".cuh"}
 
 
 def test_the_wheel_carries_the_license_and_the_runtime_dependencies(wheel: Path) -> None:
