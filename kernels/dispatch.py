@@ -78,8 +78,8 @@ class Implementation:
         if self.name == PLAIN:
             return None
         if self.package is not None and self.package not in on.packages:
-            missing = "not built (policyquant kernels build)" if self.package == CUDA_LIBRARY else "not installed"
-            return f"{self.package} is {missing}"
+            built = self.package == CUDA_LIBRARY
+            return "not built (policyquant kernels build)" if built else f"{self.package} is not installed"
         if on.device == "cpu":
             return None if self.package in on.on_cpu else "it needs a GPU"
         if on.rocm:

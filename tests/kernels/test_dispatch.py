@@ -77,7 +77,7 @@ def test_what_is_not_installed_or_built_does_not_run() -> None:
         assert chosen(bare) == "torch"
     assert reasons(bare) == {
         "deep_gemm": "deep_gemm is not installed",
-        "cuda": "policyquant's CUDA library is not built (policyquant kernels build)",
+        "cuda": "not built (policyquant kernels build)",
         "triton": "triton is not installed",
         "torch": None,
     }

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from policyquant.kernels import dispatch, ops, reference
-from tests.kernels.device import DEVICE
+from policyquant.kernels import dispatch, reference
+from tests.kernels.device import DEVICE, OnDevice, on_device
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 ONE = torch.ones(1)
+ops = OnDevice()
 
 pytestmark = pytest.mark.gpu
 
@@ -96,7 +97,8 @@ def test_int8_of_a_zero_row_is_zero() -> None:
 def test_out_overload_takes_its_dtype_from_out() -> None:
     x = torch.tensor([[1.0, 70000.0]])
     out, scale = torch.empty(1, 2, dtype=torch.float8_e5m2), torch.empty(1, 1)
-    assert torch.ops.policyquant.per_token_scaled_fp8_quant.out(x, None, out=out, out_scale=scale) is None
+    operator = torch.ops.policyquant.per_token_scaled_fp8_quant.out
+    assert on_device(operator, x, None, out=out, out_scale=scale) is None
     expected, expected_scale = ops.per_token_scaled_fp8_quant(x, dtype=torch.float8_e5m2)
     assert torch.equal(out.float(), expected.float())
     assert torch.equal(scale, expected_scale)
@@ -139,7 +141,7 @@ def test_results_are_new_each_time_and_neighbours_are_not_written(operator: str)
     own = scales[1:2] if operator.startswith("dynamic") else scales[1:4].reshape(3, 1)
     packet = getattr(torch.ops.policyquant, operator)
     for values in (x, x / 1000):
-        packet.out(values, None, out=codes[1:4].view(FP8[0]), out_scale=own)
+        on_device(packet.out, values, None, out=codes[1:4].view(FP8[0]), out_scale=own)
         expected, expected_scale = getattr(reference, operator)(values)
         assert torch.equal(codes[1:4], expected.view(torch.uint8))
         assert torch.equal(own, expected_scale)

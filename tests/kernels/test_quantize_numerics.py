@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from policyquant.kernels import dispatch, ops, reference
 from tests.kernels import error_bounds, hostile
+from tests.kernels.device import OnDevice, on_device
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+ON_DEVICE = OnDevice()
 
 pytestmark = pytest.mark.gpu
 
@@ -49,7 +51,7 @@ class Quantizer:
         else:
             targets["out_scale"] = scale.fill_(-1.0)
         packet = getattr(torch.ops.policyquant, self.name)
-        assert packet.out(x, *self.arguments[:-1], **targets) is None
+        assert on_device(packet.out, x, *self.arguments[:-1], **targets) is None
         return q, scale
 
 
@@ -76,7 +78,7 @@ through_both_overloads = pytest.mark.parametrize("out", [False, True], ids=["", 
 
 
 def quantized(quantizer: Quantizer, x: torch.Tensor, out: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return quantizer.into_out(x) if out else quantizer.by(ops, x)
+    return quantizer.into_out(x) if out else quantizer.by(ON_DEVICE, x)
 
 
 def same_codes(found: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -120,7 +122,7 @@ def test_nan_stays_nan_infinity_saturates_and_neither_reaches_others(
     assert bool((values[x == float("inf")] == largest).all())
     assert bool((values[x == -float("inf")] == (-128 if is_int8 else -largest)).all())
     # What is finite has the codes and scales that it has among zeros.
-    without, scale_without = quantizer.by(ops, torch.where(x.isfinite(), x, 0.0))
+    without, scale_without = quantizer.by(ON_DEVICE, torch.where(x.isfinite(), x, 0.0))
     assert torch.equal(scale, scale_without)
     assert torch.equal(values[x.isfinite()], reference.decode(without)[x.isfinite()])
     assert not bool(values[(x == 0).all(-1)].any())
@@ -131,7 +133,7 @@ def test_nan_stays_nan_infinity_saturates_and_neither_reaches_others(
 def test_each_element_errs_by_no_more_than_its_format(
     name: str, dtype: torch.dtype, x: torch.Tensor, data: st.DataObject
 ) -> None:
-    q, scale = data.draw(quantizers(name, dtype)).by(ops, x)
+    q, scale = data.draw(quantizers(name, dtype)).by(ON_DEVICE, x)
     error = (x.double() - reference.dequantize(q, scale)).abs()
     assert bool((error <= error_bounds.encoding(x, scale, dtype))[x.isfinite()].all())
 
@@ -148,7 +150,7 @@ def test_ties_between_codes_go_to_the_even_one_under_any_scale(dtype: torch.dtyp
     largest = 127.5 if dtype == torch.int8 else torch.finfo(dtype).max
     x = (scales * torch.cat((ties, -ties, torch.tensor([largest]))).double()).float()
     quantizer = INT8 if dtype == torch.int8 else Quantizer(DYNAMIC[0], (None, dtype))
-    (q, scale), (expected, _) = quantizer.by(ops, x), quantizer.by(reference, x)
+    (q, scale), (expected, _) = quantizer.by(ON_DEVICE, x), quantizer.by(reference, x)
     assert same_codes(q, expected)
     quotient = reference.quotient(x, scale)
     assert int((quotient[:, :-1].abs() == ties.repeat(2)).sum()) > 1000, "there are ties among them"
@@ -161,8 +163,8 @@ def test_ties_between_codes_go_to_the_even_one_under_any_scale(dtype: torch.dtyp
 def test_a_scale_is_what_it_would_be_or_the_upper_bound(
     name: str, dtype: torch.dtype, x: torch.Tensor, scale_ub: float
 ) -> None:
-    _, scale = Quantizer(name, (scale_ub, dtype)).by(ops, x)
-    _, unbounded = Quantizer(name, (None, dtype)).by(ops, x)
+    _, scale = Quantizer(name, (scale_ub, dtype)).by(ON_DEVICE, x)
+    _, unbounded = Quantizer(name, (None, dtype)).by(ON_DEVICE, x)
     assert torch.equal(scale, unbounded.clamp(max=scale_ub))
 
 
@@ -174,7 +176,7 @@ def test_a_scale_is_what_it_would_be_or_the_upper_bound(
 )
 def test_every_shape_keeps_its_own(quantizer: Quantizer, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    (q, scale), (expected, expected_scale) = quantizer.by(ops, x), quantizer.by(reference, x)
+    (q, scale), (expected, expected_scale) = quantizer.by(ON_DEVICE, x), quantizer.by(reference, x)
     assert q.shape == shape
     assert q.is_contiguous()
     assert same_codes(q, expected)
@@ -187,7 +189,7 @@ def test_every_shape_keeps_its_own(quantizer: Quantizer, shape: tuple[int, ...])
 @settings(max_examples=20)
 def test_every_code_is_decoded_exactly_and_rounded_once(dtype: torch.dtype, to: torch.dtype, scale: float) -> None:
     q = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype)
-    found = ops.dequantize(q, torch.tensor([scale]), to)
+    found = ON_DEVICE.dequantize(q, torch.tensor([scale]), to)
     expected = reference.dequantize(q, torch.tensor([scale])).float().to(to)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
