@@ -8,6 +8,7 @@ import torch
 
 from policyquant.kernels import dispatch
 from policyquant.kernels.cpu import grouped_mm as plain
+from policyquant.kernels.libraries import torch_scaled_grouped_mm
 from policyquant.kernels.registration import define, like
 
 _ops: Any = torch.ops.policyquant
@@ -19,7 +20,7 @@ define(
     plain.grouped_scaled_mm,
     lambda a, b, scale_a, scale_b, offsets, bias, out_dtype: like(a, (a.shape[0], b.shape[1]), out_dtype),
     "out_dtype",
-    implementations=(dispatch.triton("grouped_mm", "grouped_scaled_mm"),),
+    implementations=(dispatch.triton("grouped_mm", "grouped_scaled_mm"), torch_scaled_grouped_mm.BY_ROWS),
 )
 
 
