@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from policyquant.kernels import dispatch, ops
 from policyquant.kernels.machine import Machine
 from policyquant.layers.activation import SiluAndMul
-from policyquant.layers.moe import FusedMoE
+from policyquant.layers.moe import ExpertsLinear, FusedMoE
 from policyquant.methods import fp8
 from policyquant.methods.registry import method_for
 from policyquant.policy.scheme import Quantization, Scheme
@@ -35,6 +36,11 @@ def load_experts(layer: Any, form: str) -> None:
         values = torch.randn(stored[slot].shape, generator=generator) * 0.1 * 1.1**number
         stored[slot] = values.to(layer.params_dtype)
     load(layer, form, stored)
+
+
+def _hand_on(layer: Any, output: Any) -> None:
+    """Let the layer's results be as a plan's `output` says."""
+    layer.note_method(type(layer.quant_method)(replace(layer.scheme, output=output)))
 
 
 def mixture(form: str, dtype: torch.dtype = torch.bfloat16, top_k: int = 2, **arguments: Any) -> FusedMoE:
@@ -90,6 +96,15 @@ def test_so_it_is_with_every_way_to_choose(scoring: str, top_k: int) -> None:
 @torch.no_grad()
 def test_shared_experts_are_added_to_it() -> None:
     assert_the_same_at_once(mixture("fp8", shared_experts=nn.Linear(HIDDEN, HIDDEN, dtype=torch.bfloat16)), *inputs())
+
+
+@torch.no_grad()
+def test_results_have_the_dtype_that_the_plan_says() -> None:
+    moe = mixture("fp8")
+    _hand_on(moe.gate_up_proj, "float32")
+    _hand_on(moe.down_proj, "float32")
+    assert_the_same_at_once(moe, *inputs())
+    assert moe(*inputs()).dtype == torch.float32
 
 
 @pytest.mark.parametrize("form", ["fp8", "fp8 static from the checkpoint", "fp8 e5m2"])
@@ -149,6 +164,15 @@ def _with_another_dtype_between(moe: FusedMoE) -> None:
     moe.act.take_scheme(Scheme("none", output="float32"))
 
 
+def _with_another_dtype_above(moe: FusedMoE) -> None:
+    _hand_on(moe.gate_up_proj, "float32")
+
+
+def _with_biases(moe: FusedMoE) -> None:
+    moe.down_proj = ExpertsLinear(EXPERTS, INNER, {"down_proj": HIDDEN}, bias=True, dtype=torch.bfloat16)
+    load_experts(moe.down_proj, "fp8")
+
+
 def _with_another_method_below(moe: FusedMoE) -> None:
     load_experts(moe.down_proj, "int8_weight_only")
 
@@ -174,6 +198,8 @@ def _with_a_bound_below(moe: FusedMoE) -> None:
         _with_a_forward_in_place_of_its_own,
         _with_codes_between,
         _with_another_dtype_between,
+        _with_another_dtype_above,
+        _with_biases,
         _with_another_method_below,
         _with_another_format_below,
         _with_static_scales_below,

@@ -39,3 +39,13 @@ def test_logits_do_not_depend_on_who_computes_them(family: str, dtype: torch.dty
         assert dispatch.launches["fused_moe", name] == before + mixtures
         # Another order of sums moves a few codes, by far less than FP8 itself moves the logits.
         assert (found - logits).float().norm() <= bound * of_fp8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_a_whole_model_compiles_into_one_graph(family: str) -> None:
+    torch._dynamo.reset()
+    for model in plain_and_fp8(family, torch.float32):
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(TOKENS), model(TOKENS))
