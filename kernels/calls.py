@@ -52,6 +52,8 @@ class Described:
     """False: tensors begin one element further, and their rows are one element longer."""
     column_major: bool = False
     power_of_two: bool = False
+    asymmetric: bool = False
+    """Integers have a zero point."""
     device: str = "meta"
 
     def numbers(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -65,8 +67,8 @@ class Described:
         return torch.randn(shape, device=self.device).to(dtype)
 
     def scale(self, *shape: int) -> torch.Tensor:
-        """Scales of this shape."""
-        return torch.full(shape, 0.5, device=self.device)
+        """Scales of this shape, from 0.25 to 0.75."""
+        return 0.25 + 0.5 * torch.rand(shape, device=self.device)
 
     def integers(self, *shape: int, below: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         """0, 1, … below, again and again."""
@@ -107,6 +109,7 @@ WORDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "unaligned": {"aligned": False},
     "column_major": {"column_major": True},
     "power_of_two": {"power_of_two": True},
+    "asymmetric": {"asymmetric": True},
 }
 """Words alone, and what they change."""
 
@@ -143,6 +146,12 @@ _ARGUMENTS: Final[Mapping[str, Callable[[Described], Any]]] = {
     "fp8_weight_only_mm.scale": lambda d: d.scales_of_weight(d.n, d.k),
     "int8_weight_only_mm.q": lambda d: d.numbers(d.n, d.k, dtype=torch.int8),
     "int8_weight_only_mm.scale": lambda d: d.scale(1) if d.scales == "tensor" else d.scale(d.n, 1),
+    # Integers
+    "scaled_int8_mm.a": lambda d: d.numbers(d.m, d.k, dtype=torch.int8),
+    "scaled_int8_mm.b": lambda d: d.numbers(d.n, d.k, dtype=torch.int8),
+    "scaled_int8_mm.zero_point": lambda d: d.integers(d.m, 1, below=9) if d.asymmetric else None,
+    "weight_sums": lambda d: d.integers(d.n, below=99) if d.asymmetric else None,
+    "static_scaled_int8_quant.zero_point": lambda d: d.integers(1, below=9) if d.asymmetric else None,
     # Mixtures
     "grouped_scaled_mm.b": lambda d: d.numbers(d.experts, d.n, d.k, dtype=d.codes),
     "grouped_scaled_mm.scale_b": lambda d: d.scales_of_weight(d.n, d.k, d.experts),

@@ -9,13 +9,15 @@ arguments and has no `.out`.
 
 | operator | scales |
 |---|---|
+| static_scaled_int8_quant | [1] |
 | static_scaled_fp8_quant | [1], or anything that broadcasts against x |
 | dynamic_scaled_fp8_quant | result [1] |
-| per_token_scaled_fp8_quant, per_channel_int8_quant | result [..., 1], over the last dimension |
+| per_token_scaled_fp8_quant, per_channel_int8_quant, per_token_int8_quant | result [..., 1], over the last dimension |
+| asymmetric_per_token_int8_quant | result [..., 1], and zero points int32 of that shape |
 | group_fp8_quant | result [..., ceil(K / group)]; column-major: strides (1, round_up(M, 4)) |
 | block_fp8_quant, dequantize_blocks | [..., ceil(N / block[0]), ceil(K / block[1])] |
 | dequantize | broadcast against q |
-| scaled_mm | scale_a [1] or [M, 1]; scale_b [1] or [N, 1] |
+| scaled_mm, scaled_int8_mm | scale_a [1] or [M, 1]; scale_b [1] or [N, 1] |
 | block_scaled_mm | scale_a [M, ⌈K / 128⌉]; scale_b [⌈N / 128⌉, ⌈K / 128⌉] |
 | fp8_weight_only_mm | [1], [N, 1], or one for each block of 128 × 128: [ceil(N / 128), ceil(K / 128)] |
 | int8_weight_only_mm | [1] or [N, 1] |
@@ -37,6 +39,12 @@ from policyquant.kernels.operators.activation import (
 from policyquant.kernels.operators.fused_moe import fused_moe
 from policyquant.kernels.operators.group_quantize import block_fp8_quant, dequantize_blocks, group_fp8_quant
 from policyquant.kernels.operators.grouped_mm import grouped_scaled_mm
+from policyquant.kernels.operators.int8_mm import scaled_int8_mm
+from policyquant.kernels.operators.int8_quantize import (
+    asymmetric_per_token_int8_quant,
+    per_token_int8_quant,
+    static_scaled_int8_quant,
+)
 from policyquant.kernels.operators.kv_cache import gather_cache_fp8, reshape_and_cache_fp8
 from policyquant.kernels.operators.norm import fused_add_rms_norm, fused_add_rms_norm_quant, rms_norm, rms_norm_quant
 from policyquant.kernels.operators.quantize import (
@@ -52,6 +60,7 @@ from policyquant.kernels.operators.scaled_mm import block_scaled_mm, scaled_mm
 from policyquant.kernels.operators.weight_only_mm import fp8_weight_only_mm, int8_weight_only_mm, weight_only_mm
 
 __all__ = [
+    "asymmetric_per_token_int8_quant",
     "block_fp8_quant",
     "block_scaled_mm",
     "dequantize",
@@ -72,15 +81,18 @@ __all__ = [
     "int8_weight_only_mm",
     "moe_align",
     "per_channel_int8_quant",
+    "per_token_int8_quant",
     "per_token_scaled_fp8_quant",
     "reshape_and_cache_fp8",
     "rms_norm",
     "rms_norm_quant",
     "scaled_fp8_quant",
+    "scaled_int8_mm",
     "scaled_mm",
     "silu_and_mul",
     "silu_and_mul_quant",
     "static_scaled_fp8_quant",
+    "static_scaled_int8_quant",
     "topk_sigmoid",
     "topk_softmax",
     "weight_only_mm",

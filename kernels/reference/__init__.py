@@ -37,6 +37,12 @@ from policyquant.kernels.reference.formats import (
 from policyquant.kernels.reference.fused_moe import fused_moe
 from policyquant.kernels.reference.group_quantize import block_fp8_quant, dequantize_blocks, group_fp8_quant
 from policyquant.kernels.reference.grouped_mm import grouped_scaled_mm
+from policyquant.kernels.reference.int8_mm import scaled_int8_mm
+from policyquant.kernels.reference.int8_quantize import (
+    asymmetric_per_token_int8_quant,
+    per_token_int8_quant,
+    static_scaled_int8_quant,
+)
 from policyquant.kernels.reference.kv_cache import gather_cache_fp8, reshape_and_cache_fp8
 from policyquant.kernels.reference.norm import fused_add_rms_norm, fused_add_rms_norm_quant, rms_norm, rms_norm_quant
 from policyquant.kernels.reference.quantize import (
@@ -55,6 +61,7 @@ __all__ = [
     "FP8_FORMATS",
     "SMALLEST_SCALE",
     "Fp8Format",
+    "asymmetric_per_token_int8_quant",
     "block_fp8_quant",
     "block_scaled_mm",
     "decode",
@@ -77,17 +84,20 @@ __all__ = [
     "int8_weight_only_mm",
     "moe_align",
     "per_channel_int8_quant",
+    "per_token_int8_quant",
     "per_token_scaled_fp8_quant",
     "quotient",
     "reshape_and_cache_fp8",
     "rms_norm",
     "rms_norm_quant",
     "scaled_fp8_quant",
+    "scaled_int8_mm",
     "scaled_mm",
     "scales",
     "silu_and_mul",
     "silu_and_mul_quant",
     "static_scaled_fp8_quant",
+    "static_scaled_int8_quant",
     "topk_sigmoid",
     "topk_softmax",
     "weight_only_mm",

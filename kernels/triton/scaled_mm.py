@@ -87,7 +87,7 @@ def _multiply(
     wanted: str,
     group: int,
 ) -> None:
-    a, b = _readable(a, b)
+    a, b = readable(a, b)
     (rows, terms), channels = a.shape, b.shape[0]
     target = target_of(a)
     chosen = configuration(_FAMILY, target.capability, wanted)
@@ -149,7 +149,7 @@ def _multiply(
         )
 
 
-def _readable(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def readable(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both as the kernel reads them: rows of unit stride, which tensor cores ask for; what lies otherwise is copied.
 
     With many rows both are copied too, with zeros up to a multiple of 16 columns, if either's rows do not start at

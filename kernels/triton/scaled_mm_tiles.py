@@ -27,7 +27,7 @@ def product(
     [splits, M, N] float32 and neither scales of rows nor bias are applied.
     """
     split = tl.program_id(1)
-    start_m, start_n = _corner(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    start_m, start_n = corner(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
     row, channel = start_m + tl.arange(0, BLOCK_M), start_n + tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_K)
     # What lies beyond the last row is computed from that row and not stored.
@@ -82,7 +82,7 @@ def product(
 
 
 @triton.jit
-def _corner(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+def corner(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
     """The first row and the first channel of a tile.
 
     GROUP_M tiles that read the same channels follow each other, so that these are still in the L2 cache.
