@@ -6,14 +6,8 @@
 namespace policyquant {
 namespace {
 
-template <Activation activation, typename T>
-__device__ __forceinline__ void activate(Pack<T>& gate, const Pack<T>& up) {
-#pragma unroll
-  for (int i = 0; i < kPack; ++i) gate.values[i] = gated<activation, T>(gate.values[i], up.values[i]);
-}
-
 // activation(gate) · up, computed where it is loaded.
-template <typename T_, bool kAligned_>
+template <Activation kActivation, typename T_, bool kAligned_>
 struct Gated {
   using T = T_;
   static constexpr bool kAligned = kAligned_;
@@ -21,58 +15,58 @@ struct Gated {
   Rows rows;
   int64_t columns;
   int64_t stride;
-  Activation activation;
 
   __device__ __forceinline__ Pack<T> load(int64_t row, int64_t column) const {
     const T* gates = x + rows.offset(row);
     Pack<T> gate = load_pack<T, kAligned>(gates, column, columns, stride);
     const Pack<T> up = load_pack<T, kAligned>(gates + columns * stride, column, columns, stride);
-    if (activation == Activation::silu) {
-      activate<Activation::silu>(gate, up);
-    } else if (activation == Activation::gelu) {
-      activate<Activation::gelu>(gate, up);
-    } else {
-      activate<Activation::gelu_tanh>(gate, up);
-    }
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) gate.values[i] = gated<kActivation, T>(gate.values[i], up.values[i]);
     return gate;
   }
 };
 
-Activation activation_of(const std::string& name) {
-  if (name == "silu") return Activation::silu;
-  if (name == "gelu") return Activation::gelu;
+template <Activation activation>
+using Activating = std::integral_constant<Activation, activation>;
+
+// body(Activating<...>()) for an activation of this name.
+template <typename Body>
+void for_activation(const std::string& name, Body body) {
+  if (name == "silu") return body(Activating<Activation::silu>());
+  if (name == "gelu") return body(Activating<Activation::gelu>());
   STD_TORCH_CHECK(name == "gelu_tanh", "an activation is silu, gelu or gelu_tanh, found ", name);
-  return Activation::gelu_tanh;
+  body(Activating<Activation::gelu_tanh>());
 }
 
 template <typename Body>
-void for_gated(const Tensor& x, const Layout& layout, Activation activation, Body body) {
-  for_dtype(x, [&](auto type) {
-    using T = typename decltype(type)::type;
-    for_flag(layout.aligned, [&](auto aligned) {
-      body(Gated<T, aligned.value>{static_cast<const T*>(x.data_ptr()), layout.rows, layout.columns, layout.stride,
-                                   activation});
+void for_gated(const Tensor& x, const Layout& layout, const std::string& name, Body body) {
+  for_activation(name, [&](auto activation) {
+    for_dtype(x, [&](auto type) {
+      using T = typename decltype(type)::type;
+      for_flag(layout.aligned, [&](auto aligned) {
+        body(Gated<activation.value, T, aligned.value>{static_cast<const T*>(x.data_ptr()), layout.rows,
+                                                       layout.columns, layout.stride});
+      });
     });
   });
 }
 
-void store_gated(const Tensor& x, Activation activation, const Tensor& out) {
+void store_gated(const Tensor& x, const std::string& activation, const Tensor& out) {
   if (out.numel() == 0) return;
   const Layout layout(x, out, 2);
-  for_gated(x, layout, activation,
-            [&](const auto& source) { launch_elements(source, layout, out, Gpu(x)); });
+  for_gated(x, layout, activation, [&](const auto& source) { launch_elements(source, layout, out, Gpu(x)); });
 }
 
-void silu_and_mul(Tensor x, Tensor out) { store_gated(x, Activation::silu, out); }
+void silu_and_mul(Tensor x, Tensor out) { store_gated(x, "silu", out); }
 
 void gelu_and_mul(Tensor x, std::string approximate, Tensor out) {
-  store_gated(x, approximate == "tanh" ? Activation::gelu_tanh : Activation::gelu, out);
+  store_gated(x, approximate == "tanh" ? "gelu_tanh" : "gelu", out);
 }
 
 void gated_activation_static_fp8_quant(Tensor x, Tensor scale, std::string activation, Tensor out) {
   if (out.numel() == 0) return;
   const Layout layout(x, out, 2);
-  for_gated(x, layout, activation_of(activation), [&](const auto& source) {
+  for_gated(x, layout, activation, [&](const auto& source) {
     launch_with_scale(source, layout, one_scale(scale), out, Gpu(x));
   });
 }
@@ -81,7 +75,7 @@ void gated_activation_per_token_fp8_quant(Tensor x, std::string activation, std:
                                           Tensor out_scale) {
   if (out_scale.numel() == 0) return;
   const Layout layout(x, out, 2);
-  for_gated(x, layout, activation_of(activation), [&](const auto& source) {
+  for_gated(x, layout, activation, [&](const auto& source) {
     launch_rows(source, layout, bound_of(scale_ub), out, out_scale, Gpu(x));
   });
 }
@@ -90,7 +84,7 @@ void gated_activation_group_fp8_quant(Tensor x, std::string activation, int64_t 
                                       Tensor out, Tensor out_scale) {
   if (out.numel() == 0) return;
   const Layout layout(x, out, 2);
-  for_gated(x, layout, activation_of(activation), [&](const auto& source) {
+  for_gated(x, layout, activation, [&](const auto& source) {
     launch_groups(source, layout, group_size, power_of_two, out, out_scale, Gpu(x));
   });
 }

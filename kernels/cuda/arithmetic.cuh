@@ -216,33 +216,34 @@ POLICYQUANT_BOTH float power_of_two_from(float scale) {
   return float_of(exponent << 23);
 }
 
-// x / scale, rounded to float32 as IEEE division does; in 4 operations where that gives the same codes.
+// x / scale for the sake of a code, in 6 operations instead of a division's dozen.
 //
-// With r = 1 / scale rounded, q = x · r errs by 2 units of 2**-24. One step of Newton's method with a fused
-// multiplication leaves a relative error of 2**-46 before its one rounding. So the code can only differ from that of
-// the rounded quotient if x / scale is within 2**-46, relatively, of a point where rounding to float32 first reaches a
-// tie between codes, and no bfloat16 or float16 over a float32 is: the tests enumerate them. x / scale that saturates,
-// and what would be infinity minus infinity, keep q. The scale's bounds keep r and the remainder normal; an x so small
-// that the remainder is not has the code 0 either way.
+// scale = m · 2**e with 1 <= m < 2, or m < 4 for the largest scales, so that 2**-e is a normal number. x' = x · 2**-e is
+// exact unless it saturates or has the code 0. With y = 1 / m rounded, q = x' · y errs by 3/2 units in the last place; a
+// step of Newton's method, whose remainder is exact, leaves half a unit and 3/2 · 2**-24 of one. Where that could be on
+// another side of a tie between codes than the rounded quotient, all cases were tried: kernels/triton/encode.py has the
+// derivation. What saturates anyhow keeps q, since infinity minus infinity is none.
 class Quotient {
  public:
-  POLICYQUANT_BOTH explicit Quotient(float scale) : scale_(scale), reciprocal_(1.0f / scale) {}
+  POLICYQUANT_BOTH explicit Quotient(float scale) {
+    const uint32_t bits = bits_of(scale);
+    const uint32_t field = bits >> 23 < 253u ? bits >> 23 : 253u;
+    divisor_ = float_of(bits - ((field - 127u) << 23));
+    reciprocal_ = 1.0f / divisor_;
+    power_ = scale <= kLargestFloat ? float_of((254u - field) << 23) : (scale != scale ? scale : 0.0f);
+  }
 
-  POLICYQUANT_BOTH bool is_quick() const { return scale_ >= 0x1p-60f && scale_ <= 0x1p60f; }
-
-  POLICYQUANT_BOTH float quick(float x) const {
-    const float q = x * reciprocal_;
+  POLICYQUANT_BOTH float of(float x) const {
+    const float scaled = x * power_;
+    const float q = scaled * reciprocal_;
     // Written so that a zero keeps its sign.
-    const float excess = std::fma(q, scale_, -x);
+    const float excess = std::fma(q, divisor_, -scaled);
     const float nearest = std::fma(-excess, reciprocal_, q);
     return std::fabs(q) < 65536.0f ? nearest : q;
   }
 
-  POLICYQUANT_BOTH float exact(float x) const { return x / scale_; }
-
  private:
-  float scale_;
-  float reciprocal_;
+  float divisor_, reciprocal_, power_;
 };
 
 // ---- activations and norms ----

@@ -43,9 +43,9 @@ def build(architectures: Sequence[str] = ARCHITECTURES) -> Path:
         raise BuildError(f"{nvcc} compiles for none of {', '.join(architectures)}")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        # Files are independent of each other, and nvcc uses one core.
+        # Files are independent of each other, and so are the architectures of one, which nvcc would compile in turn.
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(lambda each: compiled(nvcc, each, Path(folder), known), library.sources()))
+            objects = list(pool.map(lambda each: compiled(nvcc, each, Path(folder), known, "--threads=0"), library.sources()))
         partial = Path(folder, target.name)
         where = _torch().parent / "lib"
         _run([nvcc, "-shared", "-cudart", "static", *objects, f"-L{where}", "-ltorch_cpu", "-o", partial])

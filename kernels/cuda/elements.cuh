@@ -69,27 +69,14 @@ __device__ __forceinline__ void widen(const Pack<T>& pack, float (&x)[kPack]) {
   for (int i = 0; i < kPack; ++i) x[i] = to_float(pack.values[i]);
 }
 
-template <bool kQuick, Format format>
-__device__ __forceinline__ uint4 codes_of(const float (&x)[kPack], const Quotient& quotient) {
+// Codes of x / scale.
+template <Format kFormat>
+__device__ __forceinline__ uint4 encoded_pack(const float (&x)[kPack], const Quotient& quotient) {
   float q[kPack];
 #pragma unroll
-  for (int i = 0; i < kPack; ++i) q[i] = kQuick ? quotient.quick(x[i]) : quotient.exact(x[i]);
-  return make_uint4(encoded_four<format>(q), encoded_four<format>(q + 4), encoded_four<format>(q + 8),
-                    encoded_four<format>(q + 12));
-}
-
-// Codes of x / scale, where x was rounded to T.
-template <typename T>
-__device__ __forceinline__ uint4 encoded_pack(const float (&x)[kPack], const Quotient& quotient, Format format) {
-  // Two bytes are what the quick quotient was proven for.
-  if constexpr (sizeof(T) == 2) {
-    if (quotient.is_quick()) {
-      return format == Format::e4m3fn ? codes_of<true, Format::e4m3fn>(x, quotient)
-                                      : codes_of<true, Format::e5m2>(x, quotient);
-    }
-  }
-  return format == Format::e4m3fn ? codes_of<false, Format::e4m3fn>(x, quotient)
-                                  : codes_of<false, Format::e5m2>(x, quotient);
+  for (int i = 0; i < kPack; ++i) q[i] = quotient.of(x[i]);
+  return make_uint4(encoded_four<kFormat>(q), encoded_four<kFormat>(q + 4), encoded_four<kFormat>(q + 8),
+                    encoded_four<kFormat>(q + 12));
 }
 
 template <bool kAligned>

@@ -55,16 +55,20 @@ void launch_elements(const Source& source, const Layout& layout, const Tensor& o
 template <typename Source>
 void launch_with_scale(const Source& source, const Layout& layout, const float* scale, const Tensor& out,
                        const Gpu& gpu) {
-  launch(encode_with_scale<Source>, gpu.blocks(over(layout.packs(), kThreads), kThreads), kThreads, gpu.stream, source,
-         scale, codes_of(out), layout.packs(), layout.packs_a_row(), format_of(out));
+  for_format(out, [&](auto format) {
+    launch(encode_with_scale<format.value, Source>, gpu.blocks(over(layout.packs(), kThreads), kThreads), kThreads,
+           gpu.stream, source, scale, codes_of(out), layout.packs(), layout.packs_a_row());
+  });
 }
 
 template <typename Source>
 void launch_rows(const Source& source, const Layout& layout, float bound, const Tensor& out, const Tensor& out_scale,
                  const Gpu& gpu) {
   const int threads = threads_for(layout.packs_a_row(), layout.rows.count, gpu);
-  launch(encode_rows<Source>, gpu.blocks(layout.rows.count, threads), threads, gpu.stream, source,
-         row_scales(out_scale, layout.rows.count), codes_of(out), layout.packs_a_row(), bound, format_of(out));
+  for_format(out, [&](auto format) {
+    launch(encode_rows<format.value, Source>, gpu.blocks(layout.rows.count, threads), threads, gpu.stream, source,
+           row_scales(out_scale, layout.rows.count), codes_of(out), layout.packs_a_row(), bound);
+  });
 }
 
 template <typename Source>
@@ -73,8 +77,10 @@ void launch_groups(const Source& source, const Layout& layout, int64_t group_siz
   const int lanes = lanes_of(group_size);
   const int64_t packs_a_row = over(layout.columns, group_size) * lanes;
   const uint32_t packs = Layout::counted(packs_a_row * layout.rows.count);
-  launch(encode_groups<Source>, gpu.blocks(over(packs, kThreads), kThreads), kThreads, gpu.stream, source,
-         group_scales(out_scale, power_of_two), codes_of(out), packs, uint32_t(packs_a_row), lanes, format_of(out));
+  for_format(out, [&](auto format) {
+    launch(encode_groups<format.value, Source>, gpu.blocks(over(packs, kThreads), kThreads), kThreads, gpu.stream,
+           source, group_scales(out_scale, power_of_two), codes_of(out), packs, uint32_t(packs_a_row), lanes);
+  });
 }
 
 // body(Stored<...>) for the elements of x.

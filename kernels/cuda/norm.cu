@@ -25,7 +25,6 @@ struct Norm {
   ScaleTarget target;  // found
   int lanes;           // neighbouring threads that share a group
   float bound;
-  Format format;
 };
 
 // A row as one block goes through it. W is the weight's type, T or float, and that of the products.
@@ -83,7 +82,7 @@ __device__ __forceinline__ float with_squares(float sum, const float (&x)[kPack]
 }
 
 // A row is a block's; its first packs stay in registers from the sum of squares to the codes.
-template <typename T, typename W, bool kAligned, Scales kScales>
+template <typename T, typename W, bool kAligned, Scales kScales, Format kFormat>
 __global__ void __launch_bounds__(kMostThreads) encode_norms(const __grid_constant__ Norm norm) {
   constexpr int kHeld = kAligned && sizeof(T) == 2 ? 2 : 1;
   constexpr bool kHoldsNorm = kScales == Scales::of_rows && std::is_same_v<T, W>;
@@ -133,7 +132,7 @@ __global__ void __launch_bounds__(kMostThreads) encode_norms(const __grid_consta
         amax = fmaxf(amax, largest_finite<kPack>(x));
       }
       amax = over_block(amax, shared, Larger());
-      scale = norm.target.write(amax, largest_of(norm.format), norm.bound, row, 0, threadIdx.x == 0);
+      scale = norm.target.write(amax, largest_of(kFormat), norm.bound, row, 0, threadIdx.x == 0);
     }
 
     const auto encode = [&](int64_t pack) {
@@ -153,11 +152,11 @@ __global__ void __launch_bounds__(kMostThreads) encode_norms(const __grid_consta
         }
         const float amax = over_lanes(largest_finite<kPack>(x), norm.lanes, Larger());
         const bool writes = pack < packs && pack % norm.lanes == 0;
-        scale = norm.target.write(amax, largest_of(norm.format), norm.bound, row, pack / norm.lanes, writes);
+        scale = norm.target.write(amax, largest_of(kFormat), norm.bound, row, pack / norm.lanes, writes);
       }
       if (pack < packs) {
         store_codes<kAligned>(static_cast<uint8_t*>(norm.out) + row * norm.columns, pack * kPack, norm.columns,
-                              encoded_pack<W>(x, Quotient(scale), norm.format));
+                              encoded_pack<kFormat>(x, Quotient(scale)));
       }
     };
 #pragma unroll
@@ -202,7 +201,6 @@ void launch_norm(const Inputs& inputs, Norm norm) {
   norm.weight_stride = inputs.weight.stride(0);
   norm.eps = float(inputs.eps);
   norm.out = inputs.out.data_ptr();
-  if constexpr (kScales != Scales::none) norm.format = format_of(inputs.out);
   bool aligned = layout.aligned && norm.weight_stride == 1 && is_aligned(norm.weight);
   if (inputs.residual != nullptr) {
     const Tensor& residual = *inputs.residual;
@@ -219,15 +217,22 @@ void launch_norm(const Inputs& inputs, Norm norm) {
                   "the weight must have the dtype of x or be float32");
   const int threads = threads_for(layout.packs_a_row(), layout.rows.count, gpu);
   const unsigned blocks = gpu.blocks(layout.rows.count, threads);
-  for_dtype(x, [&](auto type) {
-    using T = typename decltype(type)::type;
-    for_flag(aligned, [&](auto flag) {
-      for_flag(wide, [&](auto of_float) {
-        using W = std::conditional_t<of_float.value, float, T>;
-        launch(encode_norms<T, W, flag.value, kScales>, blocks, threads, gpu.stream, norm);
+  const auto run = [&](auto format) {
+    for_dtype(x, [&](auto type) {
+      using T = typename decltype(type)::type;
+      for_flag(aligned, [&](auto flag) {
+        for_flag(wide, [&](auto of_float) {
+          using W = std::conditional_t<of_float.value, float, T>;
+          launch(encode_norms<T, W, flag.value, kScales, format.value>, blocks, threads, gpu.stream, norm);
+        });
       });
     });
-  });
+  };
+  if constexpr (kScales == Scales::none) {
+    run(Encoding<Format::e4m3fn>());  // unused
+  } else {
+    for_format(inputs.out, run);
+  }
 }
 
 void without_scales(const Inputs& inputs) {

@@ -20,13 +20,14 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) largest[blockIdx.x] = amax;
 }
 
+template <Format kFormat>
 __global__ void __launch_bounds__(kThreads)
-    scale_of_blocks(const float* largest, int count, float* scale, float bound, Format format) {
+    scale_of_blocks(const float* largest, int count, float* scale, float bound) {
   __shared__ float shared[32];
   float amax = 0.0f;
   for (int i = threadIdx.x; i < count; i += kThreads) amax = fmaxf(amax, largest[i]);
   amax = over_block(amax, shared, Larger());
-  if (threadIdx.x == 0) *scale = scale_of(amax, largest_of(format), bound);
+  if (threadIdx.x == 0) *scale = scale_of(amax, largest_of(kFormat), bound);
 }
 
 void encode_elements(const Tensor& x, const float* scale, const Tensor& out, const Gpu& gpu) {
@@ -73,8 +74,10 @@ void dynamic_scaled_fp8_quant(Tensor x, std::optional<double> scale_ub, Tensor o
              layout.packs_a_row());
     });
   }
-  launch(scale_of_blocks, 1, kThreads, gpu.stream, largest, layout.packs() > 0 ? int(blocks) : 0,
-         scale, bound_of(scale_ub), format_of(out));
+  for_format(out, [&](auto format) {
+    launch(scale_of_blocks<format.value>, 1, kThreads, gpu.stream, largest, layout.packs() > 0 ? int(blocks) : 0, scale,
+           bound_of(scale_ub));
+  });
   if (x.numel() > 0) encode_elements(x, scale, out, gpu);
 }
 

@@ -53,10 +53,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Codes are contiguous rows.
-template <typename Source>
+template <Format kFormat, typename Source>
 __global__ void __launch_bounds__(kThreads)
     encode_with_scale(Source source, const float* __restrict__ scale, uint8_t* __restrict__ out, uint32_t packs,
-                      uint32_t packs_a_row, Format format) {
+                      uint32_t packs_a_row) {
   const Quotient quotient(usable_scale(__ldg(scale)));
   for (uint32_t pack = blockIdx.x * kThreads + threadIdx.x; pack < packs; pack += gridDim.x * kThreads) {
     const int64_t row = source.rows.count == 1 ? 0 : pack / packs_a_row;
@@ -64,15 +64,14 @@ __global__ void __launch_bounds__(kThreads)
     float x[kPack];
     widen(source.load(row, column), x);
     store_codes<Source::kAligned>(out + row * source.columns, column, source.columns,
-                                  encoded_pack<typename Source::T>(x, quotient, format));
+                                  encoded_pack<kFormat>(x, quotient));
   }
 }
 
 // A row is a block's. Its first packs stay in registers from the search for the largest to the encoding.
-template <typename Source>
+template <Format kFormat, typename Source>
 __global__ void __launch_bounds__(kMostThreads)
-    encode_rows(Source source, ScaleTarget target, uint8_t* __restrict__ out, uint32_t packs_a_row, float bound,
-                Format format) {
+    encode_rows(Source source, ScaleTarget target, uint8_t* __restrict__ out, uint32_t packs_a_row, float bound) {
   using T = typename Source::T;
   constexpr int kHeld = Source::kAligned && sizeof(T) == 2 ? 2 : 1;
   __shared__ float shared[32];
@@ -97,7 +96,7 @@ __global__ void __launch_bounds__(kMostThreads)
       amax = fmaxf(amax, largest_finite<kPack>(x));
     }
     amax = over_block(amax, shared, Larger());
-    const Quotient quotient(target.write(amax, largest_of(format), bound, row, 0, threadIdx.x == 0));
+    const Quotient quotient(target.write(amax, largest_of(kFormat), bound, row, 0, threadIdx.x == 0));
     uint8_t* codes = out + row * source.columns;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -105,22 +104,22 @@ __global__ void __launch_bounds__(kMostThreads)
       if (pack < packs_a_row) {
         widen(held[i], x);
         store_codes<Source::kAligned>(codes, int64_t(pack) * kPack, source.columns,
-                                      encoded_pack<T>(x, quotient, format));
+                                      encoded_pack<kFormat>(x, quotient));
       }
     }
     for (uint32_t pack = threadIdx.x + kHeld * blockDim.x; pack < packs_a_row; pack += blockDim.x) {
       widen(source.load(row, int64_t(pack) * kPack), x);
-      store_codes<Source::kAligned>(codes, int64_t(pack) * kPack, source.columns, encoded_pack<T>(x, quotient, format));
+      store_codes<Source::kAligned>(codes, int64_t(pack) * kPack, source.columns, encoded_pack<kFormat>(x, quotient));
     }
   }
 }
 
 // A group is that of `lanes` neighbouring threads, so its elements stay in their registers. Rows are padded to whole
 // groups: packs_a_row is a multiple of `lanes`.
-template <typename Source>
+template <Format kFormat, typename Source>
 __global__ void __launch_bounds__(kThreads)
     encode_groups(Source source, ScaleTarget target, uint8_t* __restrict__ out, uint32_t packs, uint32_t packs_a_row,
-                  int lanes, Format format) {
+                  int lanes) {
   // Whole warps stay in the loop, for the sake of the shuffles.
   const uint32_t rounded = (packs + 31) / 32 * 32;
   for (uint32_t pack = blockIdx.x * kThreads + threadIdx.x; pack < rounded; pack += gridDim.x * kThreads) {
@@ -132,10 +131,10 @@ __global__ void __launch_bounds__(kThreads)
     if (here) widen(source.load(row, column), x);
     const float amax = over_lanes(largest_finite<kPack>(x), lanes, Larger());
     const float scale =
-        target.write(amax, largest_of(format), kLargestFloat, row, place / lanes, pack < packs && place % lanes == 0);
+        target.write(amax, largest_of(kFormat), kLargestFloat, row, place / lanes, pack < packs && place % lanes == 0);
     if (here) {
       store_codes<Source::kAligned>(out + int64_t(row) * source.columns, column, source.columns,
-                                    encoded_pack<typename Source::T>(x, Quotient(scale), format));
+                                    encoded_pack<kFormat>(x, Quotient(scale)));
     }
   }
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <type_traits>
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -154,17 +155,21 @@ struct Layout {
   }
 };
 
-inline Format format_of(const Tensor& out) {
-  const ScalarType dtype = out.scalar_type();
-  if (dtype == ScalarType::Float8_e4m3fn) return Format::e4m3fn;
-  STD_TORCH_CHECK(dtype == ScalarType::Float8_e5m2, "codes must be float8_e4m3fn or float8_e5m2");
-  return Format::e5m2;
-}
-
 template <typename T>
 struct Type {
   using type = T;
 };
+
+template <Format format>
+using Encoding = std::integral_constant<Format, format>;
+
+// body(Encoding<...>()) for the codes that out holds.
+template <typename Body>
+void for_format(const Tensor& out, Body body) {
+  if (out.scalar_type() == ScalarType::Float8_e4m3fn) return body(Encoding<Format::e4m3fn>());
+  STD_TORCH_CHECK(out.scalar_type() == ScalarType::Float8_e5m2, "codes must be float8_e4m3fn or float8_e5m2");
+  body(Encoding<Format::e5m2>());
+}
 
 // body(Type<T>()) for the type that x is stored as.
 template <typename Body>
