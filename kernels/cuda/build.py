@@ -44,8 +44,11 @@ def build(architectures: Sequence[str] = ARCHITECTURES) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         # Files are independent of each other, and so are the architectures of one, which nvcc would compile in turn.
+        def of(source: Path) -> Path:
+            return compiled(nvcc, source, Path(folder), known, "--threads=0")
+
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(lambda each: compiled(nvcc, each, Path(folder), known, "--threads=0"), library.sources()))
+            objects = list(pool.map(of, library.sources()))
         partial = Path(folder, target.name)
         where = _torch().parent / "lib"
         _run([nvcc, "-shared", "-cudart", "static", *objects, f"-L{where}", "-ltorch_cpu", "-o", partial])
