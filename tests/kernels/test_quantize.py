@@ -41,6 +41,22 @@ def test_every_finite_code_survives_a_round_trip(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FP8)
+@pytest.mark.parametrize("to", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", ["in order", "rows apart", "turned"])
+def test_every_code_decodes_the_same_among_many(layout: str, to: torch.dtype, dtype: torch.dtype) -> None:
+    few = torch.arange(256, dtype=torch.int32).to(torch.uint8)
+    many = few.repeat(32, 1)
+    codes = {"in order": many, "rows apart": few.repeat(32, 2)[:, :256], "turned": many.T}[layout].view(dtype)
+    scale = torch.tensor([0.3])
+    expected = ops.dequantize(few.view(dtype), scale, to).repeat(32, 1)
+    found = ops.dequantize(codes, scale, to)
+    torch.testing.assert_close(
+        found, expected.T.contiguous() if layout == "turned" else expected, rtol=0, atol=0, equal_nan=True
+    )
+    assert ops.dequantize(codes, scale[:, None, None], to).shape == (1, *codes.shape)
+
+
+@pytest.mark.parametrize("dtype", FP8)
 def test_scales_come_from_the_finite_elements_of_each_row(dtype: torch.dtype) -> None:
     nan, inf = float("nan"), float("inf")
     x = torch.tensor([[0.0, 0, 0], [nan, 2, -4], [inf, -inf, 1], [nan, nan, inf], [1e-45, 0, 0], [3e38, 1, 0]])
