@@ -90,13 +90,13 @@ def per_channel_int8_quant_out(w: torch.Tensor, *, out: torch.Tensor, out_scale:
 
 def dequantize(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """q · scale in float32, rounded once to `dtype`."""
-    if q.dtype != torch.float8_e4m3fn or q.device.type != "cpu" or q.numel() < _WORTH_A_TABLE or scale.numel() > 1:
+    one_scale = scale.numel() == 1 and scale.ndim <= q.ndim
+    if not one_scale or q.dtype != torch.float8_e4m3fn or q.device.type != "cpu" or q.numel() < _WORTH_A_TABLE:
         return (q.float() * scale).to(dtype)
     # torch decodes this format with branches, which takes five times as long.
     codes = torch.arange(256, dtype=torch.uint8, device=q.device).view(q.dtype)
     values = (codes.float() * scale.reshape(1)).to(dtype)
-    shape = torch.broadcast_shapes(q.shape, scale.shape)
-    return values.index_select(0, q.view(torch.uint8).int().reshape(-1)).reshape(shape)
+    return values.index_select(0, q.view(torch.uint8).int().reshape(-1)).reshape(q.shape)
 
 
 def _check_shape(name: str, out: torch.Tensor, shape: tuple[int, ...]) -> None:
