@@ -80,8 +80,10 @@ class DecoderLayer(nn.Module):
         self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], cache: KVCache | None = None
     ) -> torch.Tensor:
         """x [B, T, hidden] → [B, T, hidden]."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, cache)
-        return x + self.feed_forward(self.post_attention_layernorm(x))
+        attention = self.self_attn(self.input_layernorm(x), rotation, cache)
+        # The norm adds what it is to normalize: on a GPU that is one pass over both.
+        normalized, x = self.post_attention_layernorm(attention, x)
+        return x + self.feed_forward(normalized)
 
     def feed_forward(self, x: torch.Tensor | QuantizedTensor) -> torch.Tensor:
         """x [B, T, hidden], normalized, or as codes if the plan says so → [B, T, hidden]."""

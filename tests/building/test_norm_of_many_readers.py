@@ -114,7 +114,11 @@ def built(policy: Any, source: Path) -> nn.Module:
     return build(lambda: Model(CONFIG), policy=policy, source=source, rename=RENAME)
 
 
-FUSED = ("rms_norm_per_token_fp8_quant", "gated_activation_per_token_fp8_quant")
+FUSED = (
+    "rms_norm_per_token_fp8_quant",
+    "fused_add_rms_norm_per_token_fp8_quant",
+    "gated_activation_per_token_fp8_quant",
+)
 """Operators that quantize what they compute."""
 
 
@@ -141,11 +145,13 @@ def test_norms_hand_on_codes_and_what_reads_them_goes_back_to_bfloat16(source: P
     block = "model.layers.1"
     for name in (
         "input_layernorm",
-        "post_attention_layernorm",
         "mlp.experts.act",
         "mlp.experts.shared_experts.expert.act_fn",
     ):
         assert isinstance(named_output(model, f"{block}.{name}"), QuantizedTensor), name
+    codes, total = named_output(model, f"{block}.post_attention_layernorm")
+    assert isinstance(codes, QuantizedTensor)
+    assert total.dtype == torch.bfloat16
     for name in ("self_attn.qkv_proj", "mlp.gate", "mlp.experts", "mlp.experts.shared_experts"):
         assert named_output(model, f"{block}.{name}").dtype == torch.bfloat16, name
 
