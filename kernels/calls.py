@@ -152,6 +152,12 @@ _ARGUMENTS: Final[Mapping[str, Callable[[Described], Any]]] = {
     "scaled_int8_mm.zero_point": lambda d: d.integers(d.m, 1, below=9) if d.asymmetric else None,
     "weight_sums": lambda d: d.integers(d.n, below=99) if d.asymmetric else None,
     "static_scaled_int8_quant.zero_point": lambda d: d.integers(1, below=9) if d.asymmetric else None,
+    "scale_dtype": lambda d: torch.float32,
+    "packed": lambda d: d.numbers(d.n, -(-d.k // 2), dtype=torch.uint8),
+    "int4_weight_only_mm.scale": lambda d: d.scale(d.n, -(-d.k // d.group)),
+    "int4_weight_only_mm.zero_point": lambda d: (
+        d.integers(d.n, -(-d.k // d.group), below=16, dtype=torch.uint8) if d.asymmetric else None
+    ),
     # Mixtures
     "grouped_scaled_mm.b": lambda d: d.numbers(d.experts, d.n, d.k, dtype=d.codes),
     "grouped_scaled_mm.scale_b": lambda d: d.scales_of_weight(d.n, d.k, d.experts),
@@ -201,7 +207,7 @@ class Call(NamedTuple):
 
     def verdicts(self, on: Machine) -> list[tuple[Implementation, str | None]]:
         """The implementations in order, each with the reason why it does not run this call there; None: it can."""
-        return list(verdicts(self.operator, on, *self._placed()))
+        return list(verdicts(self.operator, on, *self.placed()))
 
     def chosen(self, on: Machine) -> Implementation:
         """The implementation that runs it there, with all that is forced.
@@ -211,9 +217,9 @@ class Call(NamedTuple):
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return choose(self.operator, on, *self._placed())
+            return choose(self.operator, on, *self.placed())
 
-    def _placed(self) -> tuple[tuple[Any, ...], dict[str, torch.Tensor]]:
+    def placed(self) -> tuple[tuple[Any, ...], dict[str, torch.Tensor]]:
         """What implementations are given: the arguments of the `.out` overload."""
         packet = getattr(torch.ops.policyquant, self.operator)
         made = packet.default(*self.inputs)

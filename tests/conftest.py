@@ -22,6 +22,9 @@ for variable in (
 ):
     os.environ.pop(variable, None)
 
+# Tiles are those of the repository, whatever was measured on this machine.
+os.environ["POLICYQUANT_TUNING"] = "0"
+
 # Triton reads it when a kernel is defined: without a GPU, kernels are interpreted.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"

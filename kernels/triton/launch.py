@@ -44,7 +44,7 @@ class Target:
 
 
 _recorders: list[tuple[Target, list[Launch]]] = []
-_INTERPRETED = Target((9, 0), 4)
+INTERPRETED = Target((9, 0), 4)
 """What launches are made for that the interpreter runs: few multiprocessors, so that programs loop."""
 
 
@@ -53,7 +53,7 @@ def target_of(x: torch.Tensor) -> Target:
     if _recorders:
         return _recorders[-1][0]
     if x.device.type != "cuda":
-        return _INTERPRETED
+        return INTERPRETED
     on = machine("cuda", x.device.index)
     return Target(on.capability or (0, 0), on.multiprocessors)
 

@@ -7,7 +7,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from policyquant.cli import output
+from policyquant.cli import kernels_tune, output
 from policyquant.cli.arguments import add_json, example
 from policyquant.cli.status import Status
 from policyquant.cli.tables import Column, Table, print_table
@@ -16,7 +16,7 @@ from policyquant.errors import PolicyQuantError, did_you_mean
 if TYPE_CHECKING:
     from policyquant.kernels.machine import Machine
 
-_ACTIONS: Final = ("build",)
+_ACTIONS: Final = ("build", "tune")
 
 _MULTIPROCESSORS: Final = {(8, 0): 108, (8, 9): 142, (9, 0): 132, (10, 0): 148}
 """Of A100, L40S, H100 and H200, B200: what a GPU that is not here is taken to have."""
@@ -26,14 +26,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.description = (
         "Say which implementation of each operator runs here, or on a GPU of another compute capability, and why the"
-        " others do not. With `build`, compile the CUDA library."
+        " others do not. With `build`, compile the CUDA library; with `tune`, measure tile configurations on the GPU"
+        " here, and use those that are faster from then on."
     )
     parser.epilog = example(
         "kernels",
         "kernels --explain 'scaled_mm m=1 n=4096 k=4096 block' --capability 9.0",
         "kernels build",
+        "kernels tune scaled_mm --seconds 600",
     )
-    parser.add_argument("action", metavar="build", nargs="?", type=_action, help="compile the CUDA library, with nvcc")
+    parser.add_argument(
+        "action",
+        metavar="ACTION",
+        nargs="?",
+        type=_action,
+        help="build: compile the CUDA library, with nvcc; tune: measure tile configurations",
+    )
     parser.add_argument(
         "--explain",
         metavar="CALL",
@@ -44,11 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--capability", metavar="X.Y", type=_capability, help="of a GPU of this compute capability, here or not"
     )
     add_json(parser)
+    kernels_tune.add_arguments(parser)
 
 
 def _action(word: str) -> str:
     if word not in _ACTIONS:
-        raise argparse.ArgumentTypeError(f"expected build or nothing, found {word!r}{did_you_mean(word, _ACTIONS)}")
+        raise argparse.ArgumentTypeError(
+            f"expected build, tune or nothing, found {word!r}{did_you_mean(word, _ACTIONS)}"
+        )
     return word
 
 
@@ -63,9 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table or one call's verdicts, or build."""
     if arguments.action is not None and (arguments.explain is not None or arguments.capability is not None):
         raise PolicyQuantError(f"`kernels {arguments.action}` goes without --explain and --capability")
+    if arguments.action != "tune":
+        kernels_tune.check_given(arguments)
     from policyquant.extras import require
 
     require("torch", extra="torch", by="policyquant kernels")
+    if arguments.action == "tune":
+        return kernels_tune.run(arguments)
     if arguments.action == "build":
         return _build()
     on = _machine(arguments.capability)
@@ -138,6 +153,7 @@ def _about(on: Machine, *, here: bool) -> dict[str, str | None]:
     import torch
 
     from policyquant.kernels.machine import CUDA_LIBRARY, OPTIONAL_PACKAGES, dotted
+    from policyquant.kernels.tuning.measured import tiles_in_use
 
     gpu = None
     if on.device == "cuda":
@@ -149,6 +165,7 @@ def _about(on: Machine, *, here: bool) -> dict[str, str | None]:
         "torch": torch.__version__,
         **{package: versions.get(package) for package in OPTIONAL_PACKAGES},
         "CUDA library": "built" if CUDA_LIBRARY in on.packages else None,
+        "tiles": tiles_in_use(on.capability),
     }
 
 

@@ -63,8 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _reported() as error:
         status = _failed(error)
     finally:
-        if argv is None:
-            gc.freeze()  # Else the interpreter walks through everything once more on its way out.
+        # Else the interpreter walks through everything once more on its way out; Triton complains where it does not.
+        if argv is None and "triton" not in sys.modules:
+            gc.freeze()
     return int(status)
 
 

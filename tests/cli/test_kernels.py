@@ -71,7 +71,7 @@ def test_what_is_forced_and_cannot_run_is_one_line_and_status_2() -> None:
         (["--explain", "scaled_m"], "--explain: there is no operator 'scaled_m'; did you mean 'scaled_mm'?"),
         (["--explain", "scaled_mm blok"], "--explain: there is no word 'blok'; did you mean 'block'?"),
         (["--capability", "nine"], "expected a compute capability such as 9.0, found 'nine'"),
-        (["biuld"], "expected build or nothing, found 'biuld'; did you mean 'build'?"),
+        (["biuld"], "expected build, tune or nothing, found 'biuld'; did you mean 'build'?"),
         (["build", "--capability", "9.0"], "`kernels build` goes without --explain and --capability"),
     ],
 )
