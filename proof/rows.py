@@ -80,7 +80,7 @@ def result(row: Row) -> dict[str, Any]:
     try:
         binary = compiled(row.what)
     except Exception as error:
-        return {**empty, "faults": {"compile": f"{type(error).__name__}: {str(error)[-500:]}"}}
+        return {**empty, "faults": {"compile": _innermost(error)}}
     code = parse(binary.sass)
     found = findings(code, binary.stack, row.expected, row.architecture, row.case.aligned)
     if row.what.aligned != row.case.aligned and row.case.aligned:
@@ -108,6 +108,13 @@ def result(row: Row) -> dict[str, Any]:
         "faults": {key: text for key, text in found.items() if waivers[key] is None},
         "waived": {key: f"{text}: {waivers[key]}" for key, text in found.items() if waivers[key] is not None},
     }
+
+
+def _innermost(error: BaseException) -> str:
+    """Triton tells where a function was called in one error, and what is wrong in it in its cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error)[-500:]}"
 
 
 def _waiver(kernel: Kernel, key: str, architecture: int) -> str | None:
