@@ -21,6 +21,9 @@ arguments and has no `.out`.
 | block_scaled_mm | scale_a [M, ⌈K / 128⌉]; scale_b [⌈N / 128⌉, ⌈K / 128⌉] |
 | fp8_weight_only_mm | [1], [N, 1], or one for each block of 128 × 128: [ceil(N / 128), ceil(K / 128)] |
 | int8_weight_only_mm | [1] or [N, 1] |
+| int4_group_quant | result [..., ceil(K / group)], float32 or bfloat16 |
+| asymmetric_int4_group_quant | the same, and zero points uint8 of that shape |
+| int4_weight_only_mm | [N, ceil(K / group)], zero points too |
 | reshape_and_cache_fp8, gather_cache_fp8 | [1] or [heads] |
 """
 
@@ -39,6 +42,8 @@ from policyquant.kernels.operators.activation import (
 from policyquant.kernels.operators.fused_moe import fused_moe
 from policyquant.kernels.operators.group_quantize import block_fp8_quant, dequantize_blocks, group_fp8_quant
 from policyquant.kernels.operators.grouped_mm import grouped_scaled_mm
+from policyquant.kernels.operators.int4_quantize import asymmetric_int4_group_quant, int4_group_quant
+from policyquant.kernels.operators.int4_weight_only_mm import int4_weight_only_mm
 from policyquant.kernels.operators.int8_mm import scaled_int8_mm
 from policyquant.kernels.operators.int8_quantize import (
     asymmetric_per_token_int8_quant,
@@ -60,6 +65,7 @@ from policyquant.kernels.operators.scaled_mm import block_scaled_mm, scaled_mm
 from policyquant.kernels.operators.weight_only_mm import fp8_weight_only_mm, int8_weight_only_mm, weight_only_mm
 
 __all__ = [
+    "asymmetric_int4_group_quant",
     "asymmetric_per_token_int8_quant",
     "block_fp8_quant",
     "block_scaled_mm",
@@ -78,6 +84,8 @@ __all__ = [
     "gelu_and_mul_quant",
     "group_fp8_quant",
     "grouped_scaled_mm",
+    "int4_group_quant",
+    "int4_weight_only_mm",
     "int8_weight_only_mm",
     "moe_align",
     "per_channel_int8_quant",

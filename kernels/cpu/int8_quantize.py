@@ -25,7 +25,7 @@ def per_token_int8_quant(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def asymmetric_per_token_int8_quant(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes, a scale and a zero point for each row of the last dimension."""
-    low, high = _extremes(x)
+    low, high = extremes(x)
     width = (high - low).clamp_(max=torch.finfo(torch.float32).max)
     scale = (width / torch.full_like(width, STEPS)).clamp_(min=SMALLEST_SCALE)
     zero_point = (-128.0 - low / scale).round_().clamp_(-128, 127).int()
@@ -67,7 +67,7 @@ def checked_static_scaled_int8_quant(
     return static_scaled_int8_quant(x, scale.reshape(()), one)
 
 
-def _extremes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def extremes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The smallest and the largest finite element of each row, in float32, zero among them."""
     if x.shape[-1] == 0:
         nothing = torch.zeros((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)

@@ -37,6 +37,8 @@ from policyquant.kernels.reference.formats import (
 from policyquant.kernels.reference.fused_moe import fused_moe
 from policyquant.kernels.reference.group_quantize import block_fp8_quant, dequantize_blocks, group_fp8_quant
 from policyquant.kernels.reference.grouped_mm import grouped_scaled_mm
+from policyquant.kernels.reference.int4_quantize import asymmetric_int4_group_quant, int4_group_quant
+from policyquant.kernels.reference.int4_weight_only_mm import int4_weight_only_mm
 from policyquant.kernels.reference.int8_mm import scaled_int8_mm
 from policyquant.kernels.reference.int8_quantize import (
     asymmetric_per_token_int8_quant,
@@ -61,6 +63,7 @@ __all__ = [
     "FP8_FORMATS",
     "SMALLEST_SCALE",
     "Fp8Format",
+    "asymmetric_int4_group_quant",
     "asymmetric_per_token_int8_quant",
     "block_fp8_quant",
     "block_scaled_mm",
@@ -81,6 +84,8 @@ __all__ = [
     "gelu_and_mul_quant",
     "group_fp8_quant",
     "grouped_scaled_mm",
+    "int4_group_quant",
+    "int4_weight_only_mm",
     "int8_weight_only_mm",
     "moe_align",
     "per_channel_int8_quant",

@@ -109,3 +109,10 @@ def encode_int8(x, scale):
     value = tl.where(value == value, tl.minimum(value, 127.0), 0.0)
     # With 1.5 · 2**23 added no bits are left for fractions, and the last eight bits are the code.
     return (value + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
+
+
+@triton.jit
+def nearest_integer(value):
+    """The nearest int32 of a float32 of less than 2**22, ties to even."""
+    # With 1.5 · 2**23 added no bits are left for fractions.
+    return (value + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000

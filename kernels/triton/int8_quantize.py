@@ -9,30 +9,28 @@ import torch
 import triton
 import triton.language as tl
 
-from policyquant.kernels.triton.encode import LARGEST_FLOAT, SMALLEST_SCALE, encode_int8, quotient, scale_of
+from policyquant.kernels.triton.encode import (
+    LARGEST_FLOAT,
+    SMALLEST_SCALE,
+    encode_int8,
+    nearest_integer,
+    quotient,
+    scale_of,
+)
 from policyquant.kernels.triton.launch import launch, target_of
 from policyquant.kernels.triton.rows import as_rows, width_class
 from policyquant.kernels.tuning import configuration
 
 _FAMILY: Final = "int8_quantize"
 _NARROWEST, _WIDEST = 128, 4096
-_ROUNDER = tl.constexpr(12582912.0)
-"""1.5 · 2**23: added to a float32 below 2**22, it leaves the nearest integer, ties to even, in the lowest bits."""
-_ROUNDER_BITS = tl.constexpr(0x4B400000)
-
-
-@triton.jit
-def _nearest(value):
-    """The nearest int32 of a small float32, ties to even; NaN gives 0."""
-    bits = (tl.where(value == value, value, 0.0) + _ROUNDER).to(tl.int32, bitcast=True)
-    return bits - _ROUNDER_BITS
 
 
 @triton.jit
 def _encoded(value, scale, zero_point, ASYMMETRIC: tl.constexpr):
     """Codes. Quotients beyond ± 512 saturate whatever the zero point is."""
     if ASYMMETRIC:
-        shifted = _nearest(quotient(value, scale, 512.0)) + zero_point
+        steps = quotient(value, scale, 512.0)
+        shifted = nearest_integer(tl.where(steps == steps, steps, 0.0)) + zero_point
         codes = tl.minimum(tl.maximum(shifted, -128), 127).to(tl.int8)
     else:
         codes = encode_int8(value, scale)
@@ -64,7 +62,7 @@ def _encode_rows(
     if ASYMMETRIC:
         scale = scale_of(tl.minimum(largest - smallest, LARGEST_FLOAT), 255.0, 0.0, False)
         exact = tl.clamp(-128.0 - tl.math.div_rn(smallest, scale), -128.0, 127.0)
-        zero_point = tl.where(holds_nan, 0, _nearest(exact))
+        zero_point = tl.where(holds_nan, 0, nearest_integer(exact))
         tl.store(out_zero_point + row, zero_point, mask=known)
     else:
         scale = scale_of(tl.maximum(largest, -smallest), 127.0, 0.0, False)

@@ -122,7 +122,7 @@ def _multiply(
 
 
 @triton.jit
-def _add_parts(
+def add_parts(
     parts, scale, bias, out, M, N, stride_scale_row, stride_bias, SCALES: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -146,9 +146,9 @@ def fp8_weight_only_mm(
     if not m * n:
         return
     target = target_of(x)
-    tile = dict(configuration(_FAMILY, target.capability, _shape_class(x)))
+    tile = dict(configuration(_FAMILY, target.capability, shape_class(x)))
     tiles = -(-m // tile["BLOCK_M"]) * -(-n // tile["BLOCK_N"])
-    k_of_part = _k_of_part(tiles, k, tile["BLOCK_K"], tile.pop("PROGRAMS") * target.multiprocessors)
+    k_of_part = columns_of_part(tiles, k, tile["BLOCK_K"], tile.pop("PROGRAMS") * target.multiprocessors)
     parts = max(1, -(-k // k_of_part))
     into = out if parts == 1 else x.new_empty((parts, m, n), dtype=torch.float32)
     codes = q.view(torch.uint8)
@@ -185,7 +185,7 @@ def fp8_weight_only_mm(
     if parts > 1:
         block = min(1024, triton.next_power_of_2(n))
         launch(
-            _add_parts,
+            add_parts,
             (-(-n // block), m),
             parts=into,
             scale=scale,
@@ -205,12 +205,12 @@ int8_weight_only_mm = fp8_weight_only_mm
 """The same of integers."""
 
 
-def _shape_class(x: torch.Tensor) -> str:
+def shape_class(x: torch.Tensor) -> str:
     rows = "few rows" if x.shape[0] <= 16 else "some rows" if x.shape[0] <= 64 else "many rows"
     return f"{rows} float32" if x.dtype == torch.float32 else rows
 
 
-def _k_of_part(tiles: int, k: int, block_k: int, programs: int) -> int:
+def columns_of_part(tiles: int, k: int, block_k: int, programs: int) -> int:
     """How much of K a program takes so that about this many have work: whole scale blocks, at least four of BLOCK_K."""
     parts = max(1, min(programs // tiles, k // (4 * block_k), 16))
     return max(1, -(-k // (parts * BLOCK))) * BLOCK

@@ -28,7 +28,7 @@ def _product(m: int, waivers: Mapping[str, str] | None = None) -> dict[str, Kern
             narrow_loads=4,
             waivers=waivers or {},
         ),
-        "_add_parts": Kernel(
+        "add_parts": Kernel(
             bytes=lambda launch: (4 * launch.arguments["PARTS"] + 2) * m * N,
             narrow_loads=4,
             optional=True,
