@@ -180,6 +180,22 @@ POLICYQUANT_BOTH float decoded(uint8_t code) {
   }
 }
 
+// The values of two codes, that of the lower byte first.
+template <Format format>
+POLICYQUANT_BOTH void decode_pair(uint16_t codes, float* x) {
+#ifdef POLICYQUANT_FP8_INSTRUCTIONS
+  if constexpr (format == Format::e4m3fn) {
+    uint32_t halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
+    x[0] = to_float(float16{uint16_t(halves)});
+    x[1] = to_float(float16{uint16_t(halves >> 16)});
+    return;
+  }
+#endif
+  x[0] = decoded<format>(uint8_t(codes));
+  x[1] = decoded<format>(uint8_t(codes >> 8));
+}
+
 // ---- scales ----
 
 // The largest |x| of `count` numbers, where NaN and infinities count as 0. Infinities are rare, so they get a loop apart.

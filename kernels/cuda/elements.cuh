@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "arithmetic.cuh"
 
 namespace policyquant {
@@ -13,6 +15,21 @@ constexpr int kPack = 16;
 template <typename T>
 struct alignas(16) Pack {
   T values[kPack];
+};
+
+// Division of numbers below 2**31 in a multiplication and a shift. The multiplier is 2**(31 + s) / divisor rounded up,
+// where 2**s >= divisor; so the quotient is too large by less than 1 / divisor, and never reaches the next integer.
+struct Divisor {
+  uint32_t divisor;
+  uint32_t multiplier;
+  int shift;
+
+  explicit Divisor(uint32_t divisor) : divisor(divisor), shift(31) {
+    while ((uint64_t(1) << (shift - 31)) < divisor) ++shift;
+    multiplier = uint32_t((uint64_t(1) << shift) / std::max(divisor, 1u) + 1);
+  }
+
+  __device__ __forceinline__ uint32_t divide(uint32_t n) const { return uint32_t((uint64_t(n) * multiplier) >> shift); }
 };
 
 // The rows of a tensor whose leading dimensions fold into two.
@@ -42,14 +59,15 @@ __device__ __forceinline__ Pack<T> load_pack(const T* row, int64_t column, int64
   } else {
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
-      pack.values[i] = column + i < columns ? row[(column + i) * stride] : rounded_to<T>(0.0f);
+      pack.values[i] = column + i < columns ? row[(column + i) * stride] : T{};
     }
   }
   return pack;
 }
 
 template <typename T, bool kAligned>
-__device__ __forceinline__ void store_pack(T* row, int64_t column, int64_t columns, const Pack<T>& pack) {
+__device__ __forceinline__ void store_pack(T* row, int64_t column, int64_t columns, const Pack<T>& pack,
+                                           int64_t stride = 1) {
   if constexpr (kAligned) {
     uint4* target = reinterpret_cast<uint4*>(row + column);
     const uint4* source = reinterpret_cast<const uint4*>(&pack);
@@ -58,7 +76,7 @@ __device__ __forceinline__ void store_pack(T* row, int64_t column, int64_t colum
   } else {
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
-      if (column + i < columns) row[column + i] = pack.values[i];
+      if (column + i < columns) row[(column + i) * stride] = pack.values[i];
     }
   }
 }
@@ -80,11 +98,11 @@ __device__ __forceinline__ uint4 encoded_pack(const float (&x)[kPack], const Quo
 }
 
 template <bool kAligned>
-__device__ __forceinline__ void store_codes(uint8_t* row, int64_t column, int64_t columns,
-                                            const uint4& codes) {
+__device__ __forceinline__ void store_codes(uint8_t* row, int64_t column, int64_t columns, const uint4& codes,
+                                            int64_t stride = 1) {
   Pack<uint8_t> pack;
   *reinterpret_cast<uint4*>(&pack) = codes;
-  store_pack<uint8_t, kAligned>(row, column, columns, pack);
+  store_pack<uint8_t, kAligned>(row, column, columns, pack, stride);
 }
 
 struct Larger {

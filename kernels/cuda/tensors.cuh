@@ -84,11 +84,11 @@ void launch(void (*kernel)(Parameters...), unsigned blocks, int threads, cudaStr
 
 inline int64_t over(int64_t x, int64_t divisor) { return (x + divisor - 1) / divisor; }
 
-// The leading dimensions of a tensor, folded into two.
-inline Rows rows_of(const Tensor& x) {
+// The first `dimensions` of a tensor, folded into two.
+inline Rows folded(const Tensor& x, int64_t dimensions) {
   Rows rows{1, 1, 0, 0};
   int levels = 0;
-  for (int64_t i = x.dim() - 2; i >= 0; --i) {
+  for (int64_t i = dimensions - 1; i >= 0; --i) {
     const int64_t size = x.size(i), stride = x.stride(i);
     rows.count *= size;
     if (size == 1) continue;
@@ -110,6 +110,8 @@ inline Rows rows_of(const Tensor& x) {
   if (levels <= 1) rows.inner = rows.count;
   return rows;
 }
+
+inline Rows rows_of(const Tensor& x) { return folded(x, x.dim() - 1); }
 
 inline bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 

@@ -13,6 +13,7 @@ import torch
 
 from policyquant.kernels import dispatch
 from policyquant.kernels.cpu import kv_cache as plain
+from policyquant.kernels.operators.refusals import other_than_floats
 from policyquant.kernels.registration import define, define_in_place, like
 
 _ops: Any = torch.ops.policyquant
@@ -74,13 +75,32 @@ def _too_many_slots(on: dispatch.Machine, *inputs: Any, **outs: Any) -> str | No
     return None if slots < 2**31 else f"a cache of {slots} slots has more than 2**31 - 1"
 
 
+def _refuses_cuda_write(
+    on: dispatch.Machine, key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, *rest: Any
+) -> str | None:
+    if key.dtype != value.dtype:
+        return f"it takes keys and values of one dtype, found {key.dtype} and {value.dtype}"
+    return other_than_floats(key) or _too_many_slots(on, key, value, key_cache)
+
+
+def _refuses_cuda_read(
+    on: dispatch.Machine, cache: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor, *, out: torch.Tensor
+) -> str | None:
+    if slots.ndim > 2 and not slots.is_contiguous():
+        return f"it takes slots of at most 2 dimensions that are not contiguous, found {list(slots.shape)}"
+    return other_than_floats(out) or _too_many_slots(on, cache)
+
+
 define_in_place(
     "reshape_and_cache_fp8",
     "Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping, Tensor k_scale,"
     " Tensor v_scale",
     plain.reshape_and_cache_fp8,
     _check_write,
-    (dispatch.triton("kv_cache", "reshape_and_cache_fp8", refuses=_too_many_slots),),
+    (
+        dispatch.cuda("reshape_and_cache_fp8", refuses=_refuses_cuda_write),
+        dispatch.triton("kv_cache", "reshape_and_cache_fp8", refuses=_too_many_slots),
+    ),
 )
 define(
     "gather_cache_fp8",
@@ -89,7 +109,10 @@ define(
     plain.gather_cache_fp8,
     _gathered,
     "dtype",
-    implementations=(dispatch.triton("kv_cache", "gather_cache_fp8", refuses=_too_many_slots),),
+    implementations=(
+        dispatch.cuda("gather_cache_fp8", refuses=_refuses_cuda_read),
+        dispatch.triton("kv_cache", "gather_cache_fp8", refuses=_too_many_slots),
+    ),
 )
 
 

@@ -20,7 +20,7 @@ CANARY = 0x55
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(params=["torch", "triton"], autouse=True)
+@pytest.fixture(params=["torch", "triton", "cuda"], autouse=True)
 def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
     with dispatch.force(request.param):
         yield request.param
@@ -74,6 +74,28 @@ def test_slots_hold_the_codes_of_the_reference(
     ops.reshape_and_cache_fp8(key, value, *caches, slots, *scales)
     for cache, codes in zip(caches, expected, strict=True):
         assert torch.equal(bits(cache), codes)
+
+
+@pytest.mark.parametrize("dtype", hostile.FLOATS)
+@pytest.mark.parametrize("sizes", [(32, 16), (16, 48), (5, 16)])
+def test_heads_of_values_may_have_another_size_than_those_of_keys(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
+    key, value = (drawn(6, 3, size, seed=size).to(dtype) for size in sizes)
+    caches = [empty(3, 5, 3, size) for size in sizes]
+    slots, scales = slots_of(14, 2, -1, 0, 9, 15), (on_device(0.3), on_device(0.2, 0.4, 0.6))
+    expected = written_by_the_reference(key, value, caches, slots, *scales)
+    ops.reshape_and_cache_fp8(key, value, *caches, slots, *scales)
+    assert all(torch.equal(bits(cache), codes) for cache, codes in zip(caches, expected, strict=True))
+
+
+def test_the_implementation_that_is_forced_writes_and_reads(implementation: str) -> None:
+    dispatch.launches.clear()
+    caches, one = [empty(2, 4, 2, 16), empty(2, 4, 2, 16)], on_device(1.0)
+    ops.reshape_and_cache_fp8(drawn(1, 2, 16), drawn(1, 2, 16), *caches, slots_of(3), one, one)
+    ops.gather_cache_fp8(caches[0], slots_of(3), one)
+    assert dispatch.launches == {
+        ("reshape_and_cache_fp8", implementation): 1,
+        ("gather_cache_fp8", implementation): 1,
+    }
 
 
 def test_what_is_stored_is_x_divided_by_its_own_scale() -> None:
@@ -176,6 +198,16 @@ def test_slots_of_a_block_table_are_read_in_its_shape_and_zeros_where_there_is_n
     assert torch.equal(read[0, :4], cache[2].float() * 2)
     assert torch.equal(read[0, 4:8], cache[0].float() * 2)
     assert not bool(read[0, 8:].any())
+
+
+@pytest.mark.parametrize("columns", [8, 16])
+def test_slots_may_have_any_layout(columns: int) -> None:
+    cache = drawn(3, 4, 2, columns).to(E4M3)
+    slots = torch.arange(48, device=DEVICE).reshape(4, 3, 4) % 14
+    for each in (slots[:, 1, ::2], slots[0].T, slots.transpose(0, 2), slots[1, 1, 1]):
+        read = ops.gather_cache_fp8(cache, each, on_device(0.5), torch.float32)
+        exact = reference.gather_cache_fp8(cache.cpu(), each.cpu(), torch.tensor([0.5]))
+        assert torch.equal(read.cpu(), exact.float())
 
 
 def test_what_lies_beside_the_heads_is_not_read() -> None:
