@@ -22,7 +22,7 @@ _FAMILY: Final = "int4_weight_only_mm"
 
 @triton.jit
 def _multiply(
-    x, packed, scale, zero_point, bias, out, M, N, K, K_OF_PART,
+    x, packed, scale, zero_point, bias, out, M, N, K, packed_columns, BYTES_OF_PART,
     stride_x_row, stride_x_column, stride_packed_row, stride_packed_column, stride_scale_row, stride_scale_column,
     stride_zero_row, stride_zero_column, stride_bias,
     PARTS: tl.constexpr, GROUP: tl.constexpr,
@@ -42,16 +42,16 @@ def _multiply(
     m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     k, byte = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_K // 2)
     rows, wide_k, wide_byte = n.to(tl.int64), k.to(tl.int64), byte.to(tl.int64)
-    begin = part * K_OF_PART
-    x_at = x + m.to(tl.int64)[None, :] * stride_x_row + (begin + wide_k)[:, None] * stride_x_column
-    packed_at = packed + rows[:, None] * stride_packed_row + (begin // 2 + wide_byte)[None, :] * stride_packed_column
+    begin = part * BYTES_OF_PART
+    x_at = x + m.to(tl.int64)[None, :] * stride_x_row + (begin * 2 + wide_k)[:, None] * stride_x_column
+    packed_at = packed + rows[:, None] * stride_packed_row + (begin + wide_byte)[None, :] * stride_packed_column
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for start in range(begin, tl.minimum(begin + K_OF_PART, K), BLOCK_K):
-        pairs = tl.load(packed_at, mask=(n < N)[:, None] & (byte * 2 < K - start)[None, :], other=0)
+    for start in range(begin, tl.minimum(begin + BYTES_OF_PART, packed_columns), BLOCK_K // 2):
+        pairs = tl.load(packed_at, mask=(n < N)[:, None] & (byte < packed_columns - start)[None, :], other=0)
         packed_at += BLOCK_K // 2 * stride_packed_column
-        given = tl.load(x_at, mask=(k < K - start)[:, None] & (m < M)[None, :], other=0.0)
+        given = tl.load(x_at, mask=(k < K - start * 2)[:, None] & (m < M)[None, :], other=0.0)
         x_at += BLOCK_K * stride_x_column
-        group = tl.full((), start // GROUP, tl.int64)
+        group = tl.full((), start * 2 // GROUP, tl.int64)
         factor = tl.load(scale + rows * stride_scale_row + group * stride_scale_column, mask=n < N, other=0.0)
         codes = tl.interleave(pairs & 15, pairs >> 4).to(tl.int32)
         # The bits of 2**23 + code, of which 2**23 + the zero point is taken off.
@@ -93,7 +93,8 @@ def int4_weight_only_mm(
     stride_bias = 0 if bias is None else bias.stride(0)
     launch(
         _multiply, (tiles, parts), x=x, packed=packed, scale=scale, zero_point=zero_point, bias=bias, out=into,
-        M=m, N=n, K=k, K_OF_PART=of_part, stride_x_row=x.stride(0), stride_x_column=x.stride(1),
+        M=m, N=n, K=k, packed_columns=packed.shape[1], BYTES_OF_PART=of_part // 2,
+        stride_x_row=x.stride(0), stride_x_column=x.stride(1),
         stride_packed_row=packed.stride(0), stride_packed_column=packed.stride(1),
         stride_scale_row=scale.stride(0), stride_scale_column=scale.stride(1),
         stride_zero_row=0 if zero_point is None else zero_point.stride(0),

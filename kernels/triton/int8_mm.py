@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from policyquant.kernels.triton.launch import launch, target_of
-from policyquant.kernels.triton.scaled_mm import readable, shape_class, splits
+from policyquant.kernels.triton.scaled_mm import aligned, readable, shape_class, splits
 from policyquant.kernels.triton.scaled_mm_tiles import corner
 from policyquant.kernels.tuning import configuration
 
@@ -115,7 +115,7 @@ def scaled_int8_mm(
     a, b = readable(a, b)
     (rows, terms), channels = a.shape, b.shape[0]
     target = target_of(a)
-    chosen = configuration(_FAMILY, target.capability, shape_class(rows))
+    chosen = configuration(_FAMILY, target.capability, shape_class(rows) if aligned(a, b) else "unaligned")
     tiles = -(-rows // chosen["BLOCK_M"]) * -(-channels // chosen["BLOCK_N"])
     steps = -(-terms // chosen["BLOCK_K"])
     parts = splits(tiles, steps, target.multiprocessors)

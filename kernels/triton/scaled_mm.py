@@ -155,15 +155,19 @@ def readable(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     With many rows both are copied too, with zeros up to a multiple of 16 columns, if either's rows do not start at
     multiples of 16 bytes: loads byte by byte would take longer, and more registers than there are.
     """
-    wide = all(
-        each.stride(1) == 1 and not (each.shape[1] % _WIDE or each.stride(0) % _WIDE or each.storage_offset() % _WIDE)
-        for each in (a, b)
-    )
-    if wide:
+    if aligned(a, b):
         return a, b
     if a.shape[0] > _FEW:
         return _padded(a), _padded(b)
     return _with_unit_stride(a), _with_unit_stride(b)
+
+
+def aligned(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether rows have unit stride, start at multiples of 16 bytes and end there."""
+    return all(
+        each.stride(1) == 1 and not (each.shape[1] % _WIDE or each.stride(0) % _WIDE or each.storage_offset() % _WIDE)
+        for each in (a, b)
+    )
 
 
 def _with_unit_stride(x: torch.Tensor) -> torch.Tensor:

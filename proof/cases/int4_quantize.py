@@ -10,6 +10,10 @@ _BUSY = dict.fromkeys(
     ("issue", "alu", "fp32", "xu", "lsu"),
     "every quotient is divided exactly and halves of bytes are joined; weights are encoded once",
 )
+_HALVES = dict.fromkeys(
+    ("loads", "stores"),
+    "what a thread loads as 16 bytes of bfloat16 are 4 bytes of codes, and pairs decide who holds what; encoded once",
+)
 _BYTES = 2 * N * K + N * K // 2
 
 CASES = [
@@ -17,14 +21,14 @@ CASES = [
         "int4_group_quant",
         "groups of 128",
         lambda: (meta(N, K), 128, FP32),
-        {"_encode_groups": Kernel(bytes=_BYTES, narrow_stores=1, waivers=_BUSY)},
+        {"_encode_groups": Kernel(bytes=_BYTES, narrow_stores=1, waivers=_BUSY | _HALVES)},
         architectures=EVERYWHERE,
     ),
     Case(
         "asymmetric_int4_group_quant",
         "groups of 32",
         lambda: (meta(N, K), 32, FP32),
-        {"_encode_groups": Kernel(bytes=_BYTES, narrow_stores=2, waivers=_BUSY)},
+        {"_encode_groups": Kernel(bytes=_BYTES, narrow_stores=2, waivers=_BUSY | _HALVES)},
         architectures=EVERYWHERE,
         quick=False,
     ),

@@ -65,7 +65,7 @@ CASES = [
         "scaled_int8_mm",
         "odd pitch",
         lambda: (
-            _codes(16, K - 3, pitch=K - 1, offset=1),
+            _codes(64, K - 3, pitch=K - 1, offset=1),
             _codes(N - 3, K - 3),
             meta(1, dtype=FP32),
             meta(1, dtype=FP32),
@@ -74,7 +74,7 @@ CASES = [
             None,
             BF16,
         ),
-        _product(16, 16),
+        _product(64, 16),
         aligned=False,
         architectures=EVERYWHERE,
         quick=False,
