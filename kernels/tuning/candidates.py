@@ -94,10 +94,10 @@ def _product_fits(shape_class: str, tile: Configuration, shared: int) -> str | N
     m, n, k = tile["BLOCK_M"], tile["BLOCK_N"], tile["BLOCK_K"]
     blocks = shape_class.endswith("blocks")
     if (n if tile["SWAPPED"] else m) < _ROWS_OF_TENSOR_CORES:
-        return f"tensor cores multiply FP8 for {_ROWS_OF_TENSOR_CORES} rows or more"
+        return f"tensor cores multiply 8 bits for {_ROWS_OF_TENSOR_CORES} rows or more"
     if blocks and n > _SCALE_BLOCK:
         return f"a tile is wider than the {_SCALE_BLOCK} channels of a scale"
-    copies = 2 if tile["PROMOTED"] or blocks else 1
+    copies = 2 if tile.get("PROMOTED") or blocks else 1
     return _sums_fit(m * n * copies, tile) or _memory_fits((m + n) * k, tile, shared)
 
 
@@ -140,6 +140,11 @@ _tile: Final = _elements(lambda _, tile: tile["BLOCK_M"] * tile["BLOCK_N"])
 _row: Final = _elements(lambda _, tile: tile["BLOCK_N"])
 _groups: Final = _elements(lambda name, tile: tile["BLOCK_M"] * tile["BLOCK_GROUPS"] * _number(name))
 
+
+def _of_groups(shape_class: str, tile: Configuration) -> int:
+    return int(tile["BLOCK_M"]) * _number(shape_class)
+
+
 _WARPS: Final = (1, 2, 4, 8, 16)
 _FEW: Final = {"BLOCK_N": (64, 128), "num_warps": (4, 8), "num_stages": (3, 4, 5, 6, 7)}
 _KINDS: Final = "(, blocks|, fast accumulation)?"
@@ -174,61 +179,80 @@ _PRODUCTS: Final = (
 _ROWS: Final = {"BLOCK_M": (1, 2, 4, 8, 16, 32, 64), "num_warps": _WARPS}
 _STEPS: Final = Space("(per token, )?in steps", {"BLOCK_N": (2048, 4096, 8192, 16384), "num_warps": _WARPS}, _row)
 
+_WEIGHT_ONLY: Final = (
+    Space(
+        "(few|some|many) rows float32",
+        {
+            "BLOCK_M": (16, 32, 64),
+            "BLOCK_N": (32, 64, 128),
+            "BLOCK_K": (16, 32, 64),
+            "num_warps": (4, 8),
+            "num_stages": (2, 3, 4),
+        },
+        _weight_only_fits,
+    ),
+    Space(
+        "few rows",
+        {
+            "BLOCK_M": (16,),
+            "BLOCK_N": (64, 128),
+            "BLOCK_K": (64, 128),
+            "PROGRAMS": (1, 2, 4, 8),
+            "num_warps": (4, 8),
+            "num_stages": (3, 4, 5, 6),
+        },
+        _weight_only_fits,
+    ),
+    Space(
+        "some rows",
+        {
+            "BLOCK_M": (16, 32, 64),
+            "BLOCK_N": (64, 128),
+            "BLOCK_K": (64, 128),
+            "PROGRAMS": (1, 2, 4),
+            "num_warps": (4, 8),
+            "num_stages": (2, 3, 4),
+        },
+        _weight_only_fits,
+    ),
+    Space(
+        "many rows",
+        {
+            "BLOCK_M": (64, 128, 256),
+            "BLOCK_N": (64, 128),
+            "BLOCK_K": (32, 64, 128),
+            "GROUP_M": (4, 8, 16),
+            "num_warps": (4, 8),
+            "num_stages": (2, 3, 4),
+        },
+        _weight_only_fits,
+    ),
+)
+_PARTS: Final = Space("sum of parts", {"BLOCK_N": (128, 256, 512, 1024, 2048), "num_warps": _WARPS}, _row)
+
 SPACES: Final[Mapping[str, Sequence[Space]]] = {
-    "scaled_mm": (
+    "scaled_mm": (*_PRODUCTS, _PARTS),
+    "int8_mm": (
         *_PRODUCTS,
-        Space("sum of parts", {"BLOCK_N": (128, 256, 512, 1024, 2048), "num_warps": _WARPS}, _row),
+        _PARTS,
+        Space(
+            "unaligned",
+            {
+                "BLOCK_M": (16, 32, 64),
+                "BLOCK_N": (64, 128),
+                "BLOCK_K": (32, 64),
+                "num_warps": (4, 8),
+                "num_stages": (2, 3),
+            },
+            _product_fits,
+        ),
     ),
     "grouped_mm": _PRODUCTS,
     "fused_moe": _PRODUCTS,
-    "weight_only_mm": (
-        Space(
-            "(few|some|many) rows float32",
-            {
-                "BLOCK_M": (16, 32, 64),
-                "BLOCK_N": (32, 64, 128),
-                "BLOCK_K": (16, 32, 64),
-                "num_warps": (4, 8),
-                "num_stages": (2, 3, 4),
-            },
-            _weight_only_fits,
-        ),
-        Space(
-            "few rows",
-            {
-                "BLOCK_M": (16,),
-                "BLOCK_N": (64, 128),
-                "BLOCK_K": (64, 128),
-                "PROGRAMS": (1, 2, 4, 8),
-                "num_warps": (4, 8),
-                "num_stages": (3, 4, 5, 6),
-            },
-            _weight_only_fits,
-        ),
-        Space(
-            "some rows",
-            {
-                "BLOCK_M": (16, 32, 64),
-                "BLOCK_N": (64, 128),
-                "BLOCK_K": (64, 128),
-                "PROGRAMS": (1, 2, 4),
-                "num_warps": (4, 8),
-                "num_stages": (2, 3, 4),
-            },
-            _weight_only_fits,
-        ),
-        Space(
-            "many rows",
-            {
-                "BLOCK_M": (64, 128, 256),
-                "BLOCK_N": (64, 128),
-                "BLOCK_K": (32, 64, 128),
-                "GROUP_M": (4, 8, 16),
-                "num_warps": (4, 8),
-                "num_stages": (2, 3, 4),
-            },
-            _weight_only_fits,
-        ),
+    "weight_only_mm": _WEIGHT_ONLY,
+    "int4_weight_only_mm": _WEIGHT_ONLY,
+    "int4_quantize": (
+        Space(r"groups of \d+", {"BLOCK_M": (8, 16, 32, 64, 128), "num_warps": _WARPS}, _elements(_of_groups)),
     ),
     "quantize": (
         Space(
@@ -240,6 +264,7 @@ SPACES: Final[Mapping[str, Sequence[Space]]] = {
         Space(r"row \d+", _ROWS, _tile),
         _STEPS,
     ),
+    "int8_quantize": (Space(r"row \d+", _ROWS, _tile),),
     "group_quantize": (
         # A tile has 4096 elements, whatever its height; a block is held whole.
         Space("many rows", _ROWS, _elements(lambda _, tile: 4096)),

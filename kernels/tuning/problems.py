@@ -43,19 +43,21 @@ _LAYERS: Final = ((6144, 4096), (28672, 4096), (4096, 14336))
 """N and K of a 7B model: keys, values and queries; gate and up; down."""
 
 
-def _scaled_mm(found: re.Match[str], tiny: bool) -> list[str]:
-    rows = _PRODUCT_ROWS[found["rows"]]
-    scales = " block" if found["kind"] == ", blocks" else ""
-    if tiny:
-        return [f"scaled_mm m={130 if found['rows'] == 'many' else rows[-1]} n=64 k=128{scales}"]
-    return [f"scaled_mm m={m} n={n} k={k}{scales}" for m in rows for n, k in _LAYERS]
+def _products(operator: str) -> Calls:
+    def calls(found: re.Match[str], tiny: bool) -> list[str]:
+        rows = _PRODUCT_ROWS[found["rows"]]
+        scales = " block" if found["kind"] == ", blocks" else ""
+        if tiny:
+            return [f"{operator} m={130 if found['rows'] == 'many' else rows[-1]} n=64 k=128{scales}"]
+        return [f"{operator} m={m} n={n} k={k}{scales}" for m in rows for n, k in _LAYERS]
+
+    return calls
 
 
-def _sum_of_parts(found: re.Match[str], tiny: bool) -> list[str]:
+def _sum_of_parts(operator: str) -> Calls:
     """K is split where N is small beside it."""
-    if tiny:
-        return ["scaled_mm m=2 n=64 k=1024"]
-    return [f"scaled_mm m={m} n={n} k=14336" for m in (1, 16) for n in (1024, 4096)]
+    large = [f"{operator} m={m} n={n} k=14336" for m in (1, 16) for n in (1024, 4096)]
+    return _given(*large, tiny=f"{operator} m=2 n=64 k=1024")
 
 
 def _experts(operator: str, swapped: bool) -> Calls:
@@ -78,12 +80,15 @@ def _experts(operator: str, swapped: bool) -> Calls:
     return calls
 
 
-def _weight_only(found: re.Match[str], tiny: bool) -> list[str]:
-    rows = {"few": (1, 16), "some": (64,), "many": (256, 2048)}[found["rows"]]
-    dtype = " fp32" if found["dtype"] else ""
-    if tiny:
-        return [f"fp8_weight_only_mm m={65 if found['rows'] == 'many' else rows[-1]} n=64 k=128{dtype}"]
-    return [f"fp8_weight_only_mm m={m} n={n} k={k}{dtype}" for m in rows for n, k in _LAYERS]
+def _weight_only(operator: str) -> Calls:
+    def calls(found: re.Match[str], tiny: bool) -> list[str]:
+        rows = {"few": (1, 16), "some": (64,), "many": (256, 2048)}[found["rows"]]
+        dtype = " fp32" if found["dtype"] else ""
+        if tiny:
+            return [f"{operator} m={65 if found['rows'] == 'many' else rows[-1]} n=64 k=128{dtype}"]
+        return [f"{operator} m={m} n={n} k={k}{dtype}" for m in rows for n, k in _LAYERS]
+
+    return calls
 
 
 def _wide(*operators: str, size: str = "k", most: int = 14336) -> Calls:
@@ -109,12 +114,31 @@ def _groups_of_activations(found: re.Match[str], tiny: bool) -> list[str]:
 
 _ROWS_AND_KIND: Final = "(?P<rows>16|32|64|128|many) rows(?P<kind>, blocks|, fast accumulation)?"
 _WIDTH: Final = r"(?P<width>\d+)"
+_FEW_TO_MANY: Final = "(?P<rows>few|some|many) rows(?P<dtype> float32)?"
 
 _PROBLEMS: Final[Mapping[str, Sequence[tuple[str, Calls]]]] = {
-    "scaled_mm": ((_ROWS_AND_KIND, _scaled_mm), ("sum of parts", _sum_of_parts)),
+    "scaled_mm": ((_ROWS_AND_KIND, _products("scaled_mm")), ("sum of parts", _sum_of_parts("scaled_mm"))),
     "grouped_mm": ((_ROWS_AND_KIND, _experts("grouped_scaled_mm", swapped=True)),),
     "fused_moe": ((_ROWS_AND_KIND, _experts("fused_moe", swapped=False)),),
-    "weight_only_mm": (("(?P<rows>few|some|many) rows(?P<dtype> float32)?", _weight_only),),
+    "int8_mm": (
+        (_ROWS_AND_KIND, _products("scaled_int8_mm")),
+        ("sum of parts", _sum_of_parts("scaled_int8_mm")),
+        (
+            "unaligned",
+            _given("scaled_int8_mm m=16 n=4096 k=4096 unaligned", tiny="scaled_int8_mm m=3 n=64 k=130 unaligned"),
+        ),
+    ),
+    "weight_only_mm": ((_FEW_TO_MANY, _weight_only("fp8_weight_only_mm")),),
+    "int4_weight_only_mm": ((_FEW_TO_MANY, _weight_only("int4_weight_only_mm")),),
+    "int4_quantize": (
+        (
+            r"groups of (?P<group>\d+)",
+            lambda found, tiny: [
+                f"int4_group_quant {'n=3 k=256' if tiny else 'n=14336 k=4096'} group={found['group']}"
+            ],
+        ),
+    ),
+    "int8_quantize": ((f"row {_WIDTH}", _wide("per_token_int8_quant")),),
     "quantize": (
         (
             "wide tile",

@@ -15,13 +15,13 @@ from policyquant.kernels.dispatch import operators, unknown
 from policyquant.kernels.machine import Machine, machine
 from policyquant.kernels.triton.launch import Target, recording, target_of
 from policyquant.kernels.tuning import answering, configuration, families, forget, measured, shape_classes
-from policyquant.kernels.tuning.candidates import candidates
+from policyquant.kernels.tuning.candidates import SPACES, candidates
 from policyquant.kernels.tuning.clock import seconds_of, sets_needed
 from policyquant.kernels.tuning.measured import Gpu
 from policyquant.kernels.tuning.problems import implementation, problems
 from policyquant.kernels.tuning.search import Failure, Found, search
 
-EXACT: Final = ("quantize", "group_quantize", "activation", "kv_cache")
+EXACT: Final = ("quantize", "group_quantize", "int8_quantize", "int4_quantize", "activation", "kv_cache")
 """Families whose results do not depend on the order of sums."""
 _MOST_DIFFERENT: Final = 2.5e-3
 """Of other results: the norm of the difference over that of the result, as the check of accumulation has it."""
@@ -98,16 +98,20 @@ def tune(
     made = []
     for number, (family, shape_class, texts) in enumerate(work):
         # Each class has its part of the time that is left.
-        part = None if end is None else time.monotonic() + (end - time.monotonic()) / (len(work) - number)
-        made.append(_measured(family, shape_class, texts, gpu, part, clock))
-        _keep(gpu, made[-1])
+        left = math.inf if end is None else end - time.monotonic()
+        if left > 0:
+            part = time.monotonic() + left / (len(work) - number)
+            made.append(_measured(family, shape_class, texts, gpu, part, clock))
+            _keep(gpu, made[-1])
+        else:
+            made.append(Measured(family, shape_class, texts, None, "no time was left"))
         tell(made[-1])
     return made
 
 
 def _work(names: Sequence[str], calls: Sequence[str], target: Target, tiny: bool) -> list[tuple[str, str, list[str]]]:
     """Families, their classes of shapes, and the calls of each."""
-    known = families()
+    known = [each for each in families() if each in SPACES]
     for name in names:
         if name not in known:
             raise UnknownWordError(unknown("there is no family", name, known))
@@ -119,7 +123,7 @@ def _work(names: Sequence[str], calls: Sequence[str], target: Target, tiny: bool
         return [(*each, texts) for each, texts in own.items() if not names or each[0] in names]
     return [
         (family, shape_class, problems(family, shape_class, tiny=tiny))
-        for family in names or known
+        for family in dict.fromkeys(names) or known
         for shape_class in shape_classes(family, target.capability)
     ]
 
@@ -138,9 +142,7 @@ def _keep(gpu: Gpu, made: Measured) -> None:
     forget()
 
 
-def _measured(
-    family: str, shape_class: str, texts: Sequence[str], gpu: Gpu, end: float | None, clock: Clock
-) -> Measured:
+def _measured(family: str, shape_class: str, texts: Sequence[str], gpu: Gpu, end: float, clock: Clock) -> Measured:
     device = "cpu" if gpu.name == measured.INTERPRETER else "cuda"
     name = implementation(shape_class)
     refused = "no call stands for it" if not texts else _refused(texts, name, machine(device))
@@ -153,7 +155,7 @@ def _measured(
             present,
             candidates(family, shape_class, present, gpu.capability),
             _measure(family, shape_class, cases, clock),
-            lambda: end is None or time.monotonic() < end,
+            lambda: time.monotonic() < end,
         )
     except torch.OutOfMemoryError:
         return Measured(family, shape_class, texts, None, "the GPU's memory does not hold its inputs")

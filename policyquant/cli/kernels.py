@@ -111,12 +111,15 @@ def _machine(capability: tuple[int, int] | None) -> Machine:
     """The GPU that is asked for, or what is here: a GPU if there is one."""
     import torch
 
-    from policyquant.kernels.machine import Machine, installed, machine
+    from policyquant.kernels.cuda import library
+    from policyquant.kernels.machine import CUDA_LIBRARY, Machine, installed, machine
 
     if capability is None:
         return machine("cuda" if torch.cuda.is_available() else "cpu")
     known = max((each for each in _MULTIPROCESSORS if each <= capability), default=(8, 0))
-    return Machine("cuda", capability, _MULTIPROCESSORS[known], installed())
+    # What runs on this CPU in a GPU's place says nothing of another machine.
+    packages = installed() - {CUDA_LIBRARY} if library.runs_on_cpu() else installed()
+    return Machine("cuda", capability, _MULTIPROCESSORS[known], packages)
 
 
 def _overview(on: Machine, *, here: bool, as_json: bool) -> None:
