@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -81,7 +83,15 @@ def _topk(
     tl.store(out_ids + to, ids, mask=mask)
 
 
-def _choose(logits, k, renormalize, bias, out, out_ids, sigmoid):
+def _choose(
+    logits: torch.Tensor,
+    k: int,
+    renormalize: bool,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    out_ids: torch.Tensor,
+    sigmoid: bool,
+) -> None:
     tokens, experts = logits.shape
     block = triton.next_power_of_2(experts)
     rows = max(1, _TILE // block)
@@ -108,12 +118,20 @@ def _choose(logits, k, renormalize, bias, out, out_ids, sigmoid):
     )
 
 
-def topk_softmax(logits, k, renormalize, *, out, out_ids):
+def topk_softmax(logits: torch.Tensor, k: int, renormalize: bool, *, out: torch.Tensor, out_ids: torch.Tensor) -> None:
     """The k best experts of each token."""
     _choose(logits, k, renormalize, None, out, out_ids, False)
 
 
-def topk_sigmoid(logits, k, renormalize, bias, *, out, out_ids):
+def topk_sigmoid(
+    logits: torch.Tensor,
+    k: int,
+    renormalize: bool,
+    bias: torch.Tensor | None,
+    *,
+    out: torch.Tensor,
+    out_ids: torch.Tensor,
+) -> None:
     """The same by sigmoids; sigmoid + bias chooses."""
     _choose(logits, k, renormalize, bias, out, out_ids, True)
 
@@ -251,7 +269,15 @@ def _align(
     )
 
 
-def align_arguments(ids, block_size, num_experts, expert_map, sorted_ids, expert_ids, num_padded):
+def align_arguments(
+    ids: torch.Tensor,
+    block_size: int,
+    num_experts: int,
+    expert_map: torch.Tensor | None,
+    sorted_ids: torch.Tensor,
+    expert_ids: torch.Tensor,
+    num_padded: torch.Tensor,
+) -> dict[str, Any]:
     """The arguments of `align_expert` but the first."""
     return {
         "ids": ids,
@@ -275,7 +301,16 @@ def align_arguments(ids, block_size, num_experts, expert_map, sorted_ids, expert
     }
 
 
-def moe_align(ids, block_size, num_experts, expert_map, *, out, out_expert_ids, out_num_padded):
+def moe_align(
+    ids: torch.Tensor,
+    block_size: int,
+    num_experts: int,
+    expert_map: torch.Tensor | None,
+    *,
+    out: torch.Tensor,
+    out_expert_ids: torch.Tensor,
+    out_num_padded: torch.Tensor,
+) -> None:
     """Pairs of tokens and choices sorted by expert, in blocks."""
     arguments = align_arguments(ids, block_size, num_experts, expert_map, out, out_expert_ids, out_num_padded)
     launch(_align, (num_experts + 1,), num_warps=4, **arguments)

@@ -7,6 +7,7 @@
 - A product of matrices sums exact products in float32; the interpreter multiplies the bits of bfloat16 as integers.
 - The largest of nothing but NaN is NaN without a warning.
 - What a masked load does not read, and was given no value for, is NaN (integers: an absurd value).
+- A histogram of a value that has no bin is an error: what becomes of it differs between versions.
 - Arithmetic that gives NaN or infinity warns of nothing, as on a GPU.
 """
 
@@ -32,6 +33,7 @@ _original_convert: Final = interpreter._convert_float
 _original_min_max: Final = interpreter.ReduceOps.min_max
 _original_masked_load: Final = interpreter.InterpreterBuilder.create_masked_load
 _original_dot: Final = interpreter.InterpreterBuilder.create_dot
+_original_histogram: Final = interpreter.InterpreterBuilder.create_histogram
 
 
 def _as_tensor(data: Any, dtype: Any) -> torch.Tensor:
@@ -71,6 +73,13 @@ def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprec
     return interpreter.TensorHandle(np.matmul(*values) + d.data, d.dtype.scalar)
 
 
+def _histogram(self: Any, data: Any, bins: Any, mask: Any) -> Any:
+    counted = data.data if mask is None else data.data[mask.data]
+    if counted.size and not (0 <= counted.min() and counted.max() < bins):
+        raise ValueError(f"a histogram of {bins} bins counts {counted.min()} … {counted.max()}")
+    return _original_histogram(self, data, bins, mask)
+
+
 def _min_max(self: Any, *inputs: Any, **reductions: Any) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)
@@ -83,4 +92,5 @@ def make_strict() -> None:
     interpreter.ReduceOps.min_max = _min_max
     interpreter.InterpreterBuilder.create_masked_load = _masked_load
     interpreter.InterpreterBuilder.create_dot = _dot
+    interpreter.InterpreterBuilder.create_histogram = _histogram
     np.seterr(all="ignore")

@@ -109,6 +109,15 @@ def test_rows_with_nan_have_different_experts_and_nan_weights(implementation: st
 
 @pytest.mark.gpu
 @implementations
+def test_scores_of_large_logits_do_not_overflow(implementation: str) -> None:
+    logits = torch.tensor([[200.0, 199.0, 0.0], [-200.0, -199.0, -1e30]], device=DEVICE)
+    weights, ids = chosen(implementation, logits, 2, False, False)
+    assert ids.tolist() == [[0, 1], [1, 0]]
+    torch.testing.assert_close(weights, torch.tensor([[1.0, 0.0]] * 2).softmax(1), rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.gpu
+@implementations
 def test_infinite_logits_choose_valid_experts(implementation: str) -> None:
     logits = torch.tensor([[-INF] * 4, [-INF, 2.0, -INF, 1.0], [0.0, INF, 1.0, INF]], device=DEVICE)
     weights, ids = chosen(implementation, logits, 2, False, False)
