@@ -75,7 +75,7 @@ def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprec
 
 def _histogram(self: Any, data: Any, bins: Any, mask: Any) -> Any:
     counted = data.data if mask is None else data.data[mask.data]
-    if counted.size and not (0 <= counted.min() and counted.max() < bins):
+    if counted.size and not (counted.min() >= 0 and counted.max() < bins):
         raise ValueError(f"a histogram of {bins} bins counts {counted.min()} … {counted.max()}")
     return _original_histogram(self, data, bins, mask)
 
