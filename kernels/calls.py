@@ -18,6 +18,8 @@ from policyquant.kernels.dispatch import Implementation, Machine, choose, operat
 
 _BLOCK: Final = 128
 _PAGE: Final = 16
+_MX_BLOCK: Final = 32
+_NVFP4_BLOCK: Final = 16
 _GATED: Final = ("silu_and_mul", "gelu_and_mul", "gated_activation")
 
 
@@ -91,12 +93,21 @@ class Described:
             return self.scale(*(experts or (1,)))
         return self.scale(*experts, n, 1)
 
+    def blocks(self, rows: int, codes: torch.dtype) -> torch.Tensor:
+        """Codes [rows, k] of MX or NVFP4: E4M3, or E2M1 two a byte."""
+        return self.numbers(rows, self.k if codes == torch.float8_e4m3fn else -(-self.k // 2), dtype=codes)
+
+    def scales_of_blocks(self, rows: int, size: int) -> torch.Tensor:
+        """Of blocks of 32, powers of two; of 16, E4M3."""
+        scale = self.scale(rows, -(-self.k // size))
+        return scale.to(torch.float8_e8m0fnu if size == _MX_BLOCK else torch.float8_e4m3fn)
+
 
 SIZES: Final = ("m", "n", "k", "experts", "top_k", "heads", "head_dim", "group")
 """Words with a number: `m=1`."""
 
 _FLOATS: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_CODES: Final = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+_CODES: Final = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "e2m1": torch.uint8}
 
 WORDS: Final[Mapping[str, Mapping[str, Any]]] = {
     **{word: {"scales": word} for word in ("tensor", "channel", "block")},
@@ -135,6 +146,15 @@ _ARGUMENTS: Final[Mapping[str, Callable[[Described], Any]]] = {
     "dequantize_blocks.scale": lambda d: d.scale(-(-d.n // _BLOCK), -(-d.k // _BLOCK)),
     "dequantize_blocks.dtype": lambda d: d.dtype,
     "block": lambda d: [_BLOCK, _BLOCK],
+    # Blocks that share a scale of 8 bits
+    "scaling_mode": lambda d: "floor",
+    "global_scale": lambda d: d.scale(1),
+    "mx_dequantize.q": lambda d: d.blocks(d.m, d.codes),
+    "mx_dequantize.scale": lambda d: d.scales_of_blocks(d.m, _MX_BLOCK),
+    "mx_dequantize.dtype": lambda d: d.dtype,
+    "nvfp4_dequantize.q": lambda d: d.blocks(d.m, torch.uint8),
+    "nvfp4_dequantize.scale": lambda d: d.scales_of_blocks(d.m, _NVFP4_BLOCK),
+    "nvfp4_dequantize.dtype": lambda d: d.dtype,
     # Products
     "a": lambda d: d.numbers(d.m, d.k, dtype=d.codes),
     "b": lambda d: d.numbers(d.n, d.k, dtype=d.codes),

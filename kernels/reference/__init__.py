@@ -46,6 +46,16 @@ from policyquant.kernels.reference.int8_quantize import (
     static_scaled_int8_quant,
 )
 from policyquant.kernels.reference.kv_cache import gather_cache_fp8, reshape_and_cache_fp8
+from policyquant.kernels.reference.microscaling import (
+    FP4_VALUES,
+    decode_elements,
+    mx_dequantize,
+    mxfp4_quant,
+    mxfp8_quant,
+    nvfp4_dequantize,
+    nvfp4_global_scale,
+    nvfp4_quant,
+)
 from policyquant.kernels.reference.norm import fused_add_rms_norm, fused_add_rms_norm_quant, rms_norm, rms_norm_quant
 from policyquant.kernels.reference.quantize import (
     dequantize,
@@ -60,6 +70,7 @@ from policyquant.kernels.reference.scaled_mm import block_scaled_mm, scaled_mm
 from policyquant.kernels.reference.weight_only_mm import fp8_weight_only_mm, int8_weight_only_mm, weight_only_mm
 
 __all__ = [
+    "FP4_VALUES",
     "FP8_FORMATS",
     "SMALLEST_SCALE",
     "Fp8Format",
@@ -68,6 +79,7 @@ __all__ = [
     "block_fp8_quant",
     "block_scaled_mm",
     "decode",
+    "decode_elements",
     "dequantize",
     "dequantize_blocks",
     "dynamic_scaled_fp8_quant",
@@ -88,6 +100,12 @@ __all__ = [
     "int4_weight_only_mm",
     "int8_weight_only_mm",
     "moe_align",
+    "mx_dequantize",
+    "mxfp4_quant",
+    "mxfp8_quant",
+    "nvfp4_dequantize",
+    "nvfp4_global_scale",
+    "nvfp4_quant",
     "per_channel_int8_quant",
     "per_token_int8_quant",
     "per_token_scaled_fp8_quant",
