@@ -37,31 +37,23 @@ struct Slot {
 
 // The slots of tokens. Slot s is position s % block size of block s / block size.
 struct Slots {
-  const int64_t* slot;
-  Divisor inner;  // tokens of the last of two dimensions
-  int64_t outer_stride;
-  int64_t inner_stride;
+  const int64_t* slots;
+  Elements tokens;
   uint32_t count;  // how many there are in the cache
   Divisor block_size;
 
-  Slots(const Tensor& slots, const Tensor& cache) : Slots(slots, folded(slots, slots.dim()), cache) {}
-
-  __device__ __forceinline__ Slot operator[](uint32_t token) const {
-    const uint32_t outer = inner.divide(token);
-    const int64_t found = __ldg(slot + outer * outer_stride + (token - outer * inner.divisor) * inner_stride);
-    const uint32_t block = block_size.divide(uint32_t(found));
-    return {uint64_t(found) < count, block, uint32_t(found) - block * block_size.divisor};
-  }
-
- private:
-  Slots(const Tensor& slots, const Rows& tokens, const Tensor& cache)
-      : slot(static_cast<const int64_t*>(slots.data_ptr())),
-        inner(Layout::counted(tokens.inner)),
-        outer_stride(tokens.outer_stride),
-        inner_stride(tokens.inner_stride),
+  Slots(const Tensor& slots, const Tensor& cache)
+      : slots(static_cast<const int64_t*>(slots.data_ptr())),
+        tokens(elements_of(slots)),
         count(Layout::counted(cache.size(0) * cache.size(1))),
         block_size(Layout::counted(cache.size(1))) {
     STD_TORCH_CHECK(slots.scalar_type() == ScalarType::Long, "slots must be int64");
+  }
+
+  __device__ __forceinline__ Slot operator[](uint32_t token) const {
+    const int64_t slot = __ldg(slots + tokens.offset(token));
+    const uint32_t block = block_size.divide(uint32_t(slot));
+    return {uint64_t(slot) < count, block, uint32_t(slot) - block * block_size.divisor};
   }
 };
 

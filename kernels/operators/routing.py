@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -29,6 +29,23 @@ def _aligned(ids: torch.Tensor, block_size: int, num_experts: int, expert_map: A
     return tuple(like(ids, (size,), torch.int32) for size in sizes)
 
 
+_MOST_EXPERTS: Final = 4096
+"""Whose tokens the CUDA kernel counts."""
+
+
+def _refuses_cuda(
+    on: dispatch.Machine, ids: torch.Tensor, block_size: int, num_experts: int, expert_map: Any, **outs: torch.Tensor
+) -> str | None:
+    if ids.dtype not in (torch.int32, torch.int64):
+        return f"it takes ids in int32 and int64, found {ids.dtype}"
+    if expert_map is not None and expert_map.dtype != torch.int32:
+        return f"it takes a map in int32, found {expert_map.dtype}"
+    if num_experts > _MOST_EXPERTS:
+        return f"it takes at most {_MOST_EXPERTS} experts, found {num_experts}"
+    places = outs["out"].shape[0] + block_size
+    return None if places < 2**31 else f"it numbers at most 2**31 - 1 places, found {places}"
+
+
 _CHOSEN = {"out": "a", "out_ids": "b"}
 
 define(
@@ -53,7 +70,7 @@ define(
     {"out": "a", "out_expert_ids": "b", "out_num_padded": "c"},
     plain.moe_align,
     _aligned,
-    implementations=(dispatch.triton("routing", "moe_align"),),
+    implementations=(dispatch.cuda("moe_align", refuses=_refuses_cuda), dispatch.triton("routing", "moe_align")),
 )
 
 

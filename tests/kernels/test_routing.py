@@ -12,9 +12,11 @@ from tests.kernels import hostile
 from tests.kernels.device import DEVICE
 
 IMPLEMENTATIONS = ("torch", "triton")
+ALIGNING = (*IMPLEMENTATIONS, "cuda")
 NAN, INF = float("nan"), float("inf")
 
 implementations = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+aligning = pytest.mark.parametrize("implementation", ALIGNING)
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -160,10 +162,19 @@ def test_a_number_of_choices_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.gpu
-@implementations
+@aligning
 @pytest.mark.parametrize(
     ("tokens", "k", "experts", "block"),
-    [(1, 1, 1, 16), (7, 2, 4, 4), (33, 8, 288, 16), (3, 6, 1025, 64), (150, 8, 5, 32), (0, 2, 4, 16), (5, 3, 8, 1)],
+    [
+        (1, 1, 1, 16),
+        (7, 2, 4, 4),
+        (33, 8, 288, 16),
+        (3, 6, 1025, 64),
+        (150, 8, 5, 32),
+        (1200, 4, 3, 16),
+        (0, 2, 4, 16),
+        (5, 3, 8, 1),
+    ],
 )
 def test_pairs_are_sorted_by_expert_in_padded_blocks(
     implementation: str, tokens: int, k: int, experts: int, block: int
@@ -178,7 +189,7 @@ def test_pairs_are_sorted_by_expert_in_padded_blocks(
 
 
 @pytest.mark.gpu
-@implementations
+@aligning
 def test_all_tokens_may_go_to_one_expert_and_one_token_to_one_expert_many_times(implementation: str) -> None:
     for ids in (torch.full((65, 2), 3, dtype=torch.int32), torch.tensor([[0, 0, 0, 0]], dtype=torch.int32)):
         for found, expected in zip(aligned(implementation, ids, 16, 4), reference.moe_align(ids, 16, 4), strict=True):
@@ -186,7 +197,7 @@ def test_all_tokens_may_go_to_one_expert_and_one_token_to_one_expert_many_times(
 
 
 @pytest.mark.gpu
-@implementations
+@aligning
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_ids_of_no_expert_here_are_left_out_and_look_up_nothing(implementation: str, dtype: torch.dtype) -> None:
     ids = torch.tensor([[0, 10**6], [-1, 2], [3, 1], [4, -(2**31)]], dtype=dtype)
@@ -198,7 +209,7 @@ def test_ids_of_no_expert_here_are_left_out_and_look_up_nothing(implementation: 
 
 
 @pytest.mark.gpu
-@implementations
+@aligning
 def test_a_map_says_which_experts_are_here(implementation: str) -> None:
     """Global experts 5 and 1 are here as 0 and 1; 3 maps to what is not there."""
     expert_map = torch.tensor([-1, 1, -1, 7, -1, 0], dtype=torch.int32)
@@ -228,13 +239,33 @@ def test_blocks_are_those_of_the_reference_for_any_ids(
     expert_map = torch.randint(-1, experts + 1, (experts + 1,), generator=generator, dtype=torch.int32)
     given_map = expert_map if mapped else None
     expected = reference.moe_align(ids, block, experts, given_map)
-    for implementation in IMPLEMENTATIONS:
+    for implementation in ALIGNING:
         for found, exact in zip(aligned(implementation, ids, block, experts, given_map), expected, strict=True):
             assert torch.equal(found, exact)
 
 
 @pytest.mark.gpu
-@implementations
+@aligning
+def test_the_implementation_that_is_forced_aligns(implementation: str) -> None:
+    dispatch.launches.clear()
+    aligned(implementation, torch.tensor([[0, 1]], dtype=torch.int32), 16, 2)
+    assert dispatch.launches == {("moe_align", implementation): 1}
+
+
+@pytest.mark.gpu
+def test_what_the_cuda_kernel_cannot_count_is_left_to_others() -> None:
+    for ids, experts, expert_map in (
+        (torch.zeros(1, 2, dtype=torch.int16), 4, None),
+        (torch.zeros(1, 2, dtype=torch.int32), 4097, None),
+        (torch.zeros(1, 2, dtype=torch.int32), 4, torch.zeros(4, dtype=torch.int64)),
+    ):
+        dispatch.launches.clear()
+        aligned("cuda", ids, 16, experts, expert_map)
+        assert dispatch.launches["moe_align", "cuda"] == 0
+
+
+@pytest.mark.gpu
+@aligning
 def test_ids_and_maps_may_have_any_layout(implementation: str) -> None:
     ids = torch.tensor([[1, 0, 2], [2, 2, 1]], dtype=torch.int32)
     expert_map = torch.tensor([1, 9, 0, 9, -1, 9], dtype=torch.int32)

@@ -9,6 +9,7 @@
 
 #include <ucontext.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <exception>
@@ -69,19 +70,19 @@ class Block {
 
   void synchronize() { wait(all_, [this] { return alive_; }); }
 
-  // The value that another lane of the warp gives.
+  // The values that the lanes of the warp give.
   template <typename T>
-  T exchange(T value, unsigned lane) {
+  std::array<T, 32> lanes(T value) {
     static_assert(sizeof(T) <= sizeof(std::uint64_t));
     Warp& warp = warps_[now().index.x / 32];
     std::uint64_t& own = warp.values[now().index.x % 32];
     own = 0;
     __builtin_memcpy(&own, &value, sizeof(T));
     synchronize_warp();
-    T other;
-    __builtin_memcpy(&other, &warp.values[lane % 32], sizeof(T));
+    std::array<T, 32> all;
+    for (unsigned lane = 0; lane < 32; ++lane) __builtin_memcpy(&all[lane], &warp.values[lane], sizeof(T));
     synchronize_warp();
-    return other;
+    return all;
   }
 
   void synchronize_warp() {
@@ -200,14 +201,29 @@ inline void __syncwarp() { cuda_on_cpu::block().synchronize_warp(); }
 
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int distance) {
-  return cuda_on_cpu::block().exchange(value, threadIdx.x % 32 ^ unsigned(distance));
+  return cuda_on_cpu::block().lanes(value)[(threadIdx.x ^ unsigned(distance)) % 32];
 }
 
 template <typename T>
 T __shfl_up_sync(unsigned, T value, unsigned distance) {
   const unsigned lane = threadIdx.x % 32;
-  return cuda_on_cpu::block().exchange(value, lane >= distance ? lane - distance : lane);
+  return cuda_on_cpu::block().lanes(value)[lane >= distance ? lane - distance : lane];
 }
+
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  unsigned votes = 0;
+  const auto all = cuda_on_cpu::block().lanes(vote);
+  for (unsigned lane = 0; lane < 32; ++lane) votes |= unsigned(all[lane]) << lane;
+  return votes;
+}
+
+inline int __reduce_add_sync(unsigned, int value) {
+  int sum = 0;
+  for (const int each : cuda_on_cpu::block().lanes(value)) sum += each;
+  return sum;
+}
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 // Not aligned in itself, lest the compiler trust that it is.
 struct uint4 {
