@@ -28,6 +28,7 @@ def worker(triton: Path | None, arguments: Sequence[str]) -> Iterator[dict[str, 
         RuntimeError: the worker failed.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["POLICYQUANT_TUNING"] = "0"  # Tiles as shipped, whatever was measured on this machine.
     # What Triton's versions would choose by default, they tell with a warning.
     environment.update(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join([*([str(triton)] if triton else []), str(ROOT)]))
     command = [sys.executable, "-m", "proof.worker", *arguments]
