@@ -63,12 +63,16 @@ def compiled(nvcc: Path, source: Path, folder: Path, architectures: Sequence[str
         BuildError: torch is too old, or nvcc fails; what it said is in the message.
     """
     target = folder / f"{source.stem}.o"
-    codes = [f"-gencode=arch=compute_{each},code=sm_{each}" for each in architectures]
     major, minor = map(int, library.TORCH_VERSION.split("."))
     version = f"-DTORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000"
     include = f"-I{_torch().parent / 'include'}"
-    _run([nvcc, "-c", *library.FLAGS, version, include, *codes, *more, source, "-o", target])
+    _run([nvcc, "-c", *library.FLAGS, version, include, *codes(architectures), *more, source, "-o", target])
     return target
+
+
+def codes(architectures: Sequence[str]) -> list[str]:
+    """What nvcc is told to make: code that runs, and no PTX, which an older driver would refuse."""
+    return [f"-gencode=arch=compute_{each},code=sm_{each}" for each in architectures]
 
 
 def find_nvcc() -> Path:

@@ -26,6 +26,7 @@ from policyquant.policy.methods import METHODS, Choices, MethodSpec
 from policyquant.policy.presets import preset_comment, preset_names
 from policyquant.policy.scheme import Quantization
 from tests.docs.pages import ROOT, read
+from tests.kernels.pitfalls import PITFALLS
 
 KIND_MEANINGS: Final[Mapping[str, str]] = {
     "linear": "a matrix that multiplies, a transposed one too",
@@ -337,6 +338,21 @@ def findings() -> str:
     )
 
 
+def pitfalls() -> str:
+    """What goes wrong in kernels, and where it is tested."""
+    return table(
+        ("what goes wrong", "shown by", "held by"),
+        [
+            (
+                each.what,
+                each.way + (f": {each.reason}" if each.reason else ""),
+                code(name.split("::")[1] for name in each.tests),
+            )
+            for each in PITFALLS
+        ],
+    )
+
+
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "kinds": kinds,
     "methods": methods,
@@ -360,6 +376,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "files-inventory": lambda: files("inventory"),
     "files-architectures": lambda: files("inventory/architectures"),
     "files-plan": lambda: files("plan"),
+    "pitfalls": pitfalls,
     "files-kernels": lambda: files("kernels"),
     "files-kernels-cpu": lambda: files("kernels/cpu"),
     "files-checkpoint": lambda: files("checkpoint"),

@@ -110,6 +110,18 @@ def test_a_norm_after_an_addition_is_too_and_the_sum_is_that_of_torch(
 
 
 @implementations
+def test_elements_beyond_two_to_the_31st_are_reached(implementation: str) -> None:
+    """Three rows of a tensor of 4 GiB, whose other pages are never touched."""
+    pitch = 2**30 + 64
+    x = torch.empty(2 * pitch + 128, dtype=torch.bfloat16, device=DEVICE).as_strided((3, 128), (pitch, 1))
+    x.copy_(drawn(3, 128))
+    weight = drawn(128, seed=1)
+    with dispatch.force(implementation):
+        assert_same(ops.silu_and_mul_quant(x), ops.silu_and_mul_quant(x.contiguous()))
+        assert_same(ops.rms_norm_quant(x, weight, EPS), ops.rms_norm_quant(x.contiguous(), weight, EPS))
+
+
+@implementations
 def test_a_float32_weight_is_read_as_such(implementation: str) -> None:
     x, weight = drawn(3, 40), drawn(40, dtype=torch.float32, seed=1) + 1e-4
     with dispatch.force(implementation):
