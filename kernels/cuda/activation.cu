@@ -16,12 +16,18 @@ struct Gated {
   int64_t columns;
   int64_t stride;
 
-  __device__ __forceinline__ Pack<T> load(int64_t row, int64_t column) const {
+  __device__ __forceinline__ Pack<T> load(uint32_t row, int64_t column) const {
     const T* gates = x + rows.offset(row);
     Pack<T> gate = load_pack<T, kAligned>(gates, column, columns, stride);
     const Pack<T> up = load_pack<T, kAligned>(gates + columns * stride, column, columns, stride);
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) gate.values[i] = gated<kActivation, T>(gate.values[i], up.values[i]);
+    for (int i = 0; i < (kPaired<T> ? kPairs : kPack); ++i) {
+      if constexpr (kPaired<T>) {
+        set_pair(gate, i, gated_pair<kActivation, T>(pair_at(gate, i), pair_at(up, i)));
+      } else {
+        gate.values[i] = gated<kActivation, T>(gate.values[i], up.values[i]);
+      }
+    }
     return gate;
   }
 };

@@ -10,8 +10,10 @@
 
 #ifdef __CUDACC__
 #define POLICYQUANT_BOTH __host__ __device__ __forceinline__
+#define POLICYQUANT_APART __noinline__
 #else
 #define POLICYQUANT_BOTH inline
+#define POLICYQUANT_APART
 #endif
 
 namespace policyquant {
@@ -215,9 +217,16 @@ POLICYQUANT_BOTH float largest_finite(const float* x) {
   return largest;
 }
 
-// amax / largest, at most `bound`, at least 2**-126.
+// x / divisor, whose inverse is known: a product with that and a step of Newton's method, of which the remainder is exact,
+// are the rounded quotient, if it is a normal number.
+POLICYQUANT_BOTH float quotient_by(float x, float divisor, float inverse) {
+  const float first = x * inverse;
+  return std::fma(std::fma(-first, divisor, x), inverse, first);
+}
+
+// amax / largest, at most `bound`, at least 2**-126; `largest` is known when this is compiled.
 POLICYQUANT_BOTH float scale_of(float amax, float largest, float bound) {
-  return std::fmax(std::fmin(amax / largest, bound), kSmallestScale);
+  return std::fmax(std::fmin(quotient_by(amax, largest, 1.0f / largest), bound), kSmallestScale);
 }
 
 // A scale that is given: at least 2**-126; NaN stays NaN.
@@ -241,6 +250,8 @@ POLICYQUANT_BOTH float power_of_two_from(float scale) {
 // derivation. What saturates anyhow keeps q, since infinity minus infinity is none.
 class Quotient {
  public:
+  POLICYQUANT_BOTH static Quotient of_any(float scale) { return Quotient(scale); }
+
   POLICYQUANT_BOTH explicit Quotient(float scale) {
     const uint32_t bits = bits_of(scale);
     const uint32_t field = bits >> 23 < 253u ? bits >> 23 : 253u;
@@ -305,6 +316,15 @@ POLICYQUANT_BOTH T gated(T gate, T up) {
 template <typename T, typename R>
 POLICYQUANT_BOTH R normalized(T x, float inverse, float weight) {
   return rounded_to<R>(through<T>(to_float(x) * inverse) * weight);
+}
+
+// 1 / sqrt(x).
+POLICYQUANT_BOTH float inverse_root_of(float x) {
+#ifdef __CUDA_ARCH__
+  return rsqrtf(x);
+#else
+  return 1.0f / std::sqrt(x);
+#endif
 }
 
 // The sum that a norm follows.

@@ -40,16 +40,16 @@ inline int lanes_of(int64_t group_size) {
   return int(group_size / kPack);
 }
 
-// Threads for a row: two packs each where there are rows enough to fill the GPU, else one.
+// Threads for a row: several packs each where there are rows enough to fill the GPU, else one.
 inline int threads_for(int64_t packs_a_row, int64_t rows, const Gpu& gpu) {
-  const int64_t packs_a_thread = rows >= 4 * gpu.multiprocessors ? 2 : 1;
+  const int64_t packs_a_thread = rows >= 4 * gpu.multiprocessors ? kPacksAThread : 1;
   return int(std::clamp<int64_t>(over(over(packs_a_row, packs_a_thread), 32) * 32, 32, kMostThreads));
 }
 
 template <typename Source>
 void launch_elements(const Source& source, const Layout& layout, const Tensor& out, const Gpu& gpu) {
   launch(store_elements<Source>, gpu.blocks(over(layout.packs(), kThreads), kThreads), kThreads, gpu.stream, source,
-         static_cast<typename Source::T*>(out.data_ptr()), layout.packs(), layout.packs_a_row());
+         static_cast<typename Source::T*>(out.data_ptr()), layout.packs(), Divisor(layout.packs_a_row()));
 }
 
 template <typename Source>
@@ -57,7 +57,7 @@ void launch_with_scale(const Source& source, const Layout& layout, const float* 
                        const Gpu& gpu) {
   for_format(out, [&](auto format) {
     launch(encode_with_scale<format.value, Source>, gpu.blocks(over(layout.packs(), kThreads), kThreads), kThreads,
-           gpu.stream, source, scale, codes_of(out), layout.packs(), layout.packs_a_row());
+           gpu.stream, source, scale, codes_of(out), layout.packs(), Divisor(layout.packs_a_row()));
   });
 }
 
@@ -79,7 +79,7 @@ void launch_groups(const Source& source, const Layout& layout, int64_t group_siz
   const uint32_t packs = Layout::counted(packs_a_row * layout.rows.count);
   for_format(out, [&](auto format) {
     launch(encode_groups<format.value, Source>, gpu.blocks(over(packs, kThreads), kThreads), kThreads, gpu.stream,
-           source, group_scales(out_scale, power_of_two), codes_of(out), packs, uint32_t(packs_a_row), lanes);
+           source, group_scales(out_scale, power_of_two), codes_of(out), packs, Divisor(uint32_t(packs_a_row)), lanes);
   });
 }
 

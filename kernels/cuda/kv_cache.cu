@@ -129,10 +129,9 @@ __global__ void __launch_bounds__(kThreads) write_packs(const __grid_constant__ 
     for (int i = 0; i < 2; ++i) {
       const Cache& cache = write.parts[i].cache;
       if (place.column < cache.columns) {
-        float wide[kPack];
-        widen(x[i], wide);
         store_codes<kAligned>(cache.row(slot, place.head), place.column, cache.columns,
-                              encoded_pack<kFormat>(wide, Quotient(usable_scale(scale[i]))), cache.column_stride);
+                              encoded_pack<kFormat, T>(x[i], QuotientOf<T>::of_any(usable_scale(scale[i]))),
+                              cache.column_stride);
       }
     }
   }

@@ -20,6 +20,7 @@ struct Norm {
   int64_t residual_stride;
   int64_t weight_stride;
   float eps;
+  float inverse_columns;  // 1 / columns
   void* out;  // codes, or with no scales the products
   const float* scale;  // given
   ScaleTarget target;  // found
@@ -31,11 +32,11 @@ struct Norm {
 template <typename T, typename W, bool kAligned>
 class RowOfNorm {
  public:
-  __device__ __forceinline__ RowOfNorm(const Norm& norm, int64_t row)
+  __device__ __forceinline__ RowOfNorm(const Norm& norm, uint32_t row)
       : norm_(norm),
         x_(static_cast<const T*>(norm.x) + norm.rows.offset(row)),
         residual_(static_cast<const T*>(norm.residual)),
-        sum_(static_cast<T*>(norm.out_residual) + row * norm.columns) {
+        sum_(static_cast<T*>(norm.out_residual) + int64_t(row) * norm.columns) {
     if (residual_ != nullptr) residual_ += norm.residual_rows.offset(row);
   }
 
@@ -45,7 +46,13 @@ class RowOfNorm {
     if (residual_ != nullptr) {
       const Pack<T> added = load_pack<T, kAligned>(residual_, column, norm_.columns, norm_.residual_stride);
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) values.values[i] = total<T>(values.values[i], added.values[i]);
+      for (int i = 0; i < (kPaired<T> ? kPairs : kPack); ++i) {
+        if constexpr (kPaired<T>) {
+          set_pair(values, i, sum<T>(pair_at(values, i), pair_at(added, i)));
+        } else {
+          values.values[i] = total<T>(values.values[i], added.values[i]);
+        }
+      }
       store_pack<T, kAligned>(sum_, column, norm_.columns, values);
     }
     return values;
@@ -58,14 +65,19 @@ class RowOfNorm {
   }
 
   // The norm of these elements, rounded as the norm alone would round it.
-  __device__ __forceinline__ void normalize(const Pack<T>& values, int64_t column, float inverse,
-                                            float (&y)[kPack]) const {
+  __device__ __forceinline__ Pack<W> normalize(const Pack<T>& values, int64_t column, float inverse) const {
     const W* weights = static_cast<const W*>(norm_.weight);
-    const Pack<W> weight = load_pack<W, kAligned>(weights, column, norm_.columns, norm_.weight_stride);
+    Pack<W> y = load_pack<W, kAligned>(weights, column, norm_.columns, norm_.weight_stride);
+    if constexpr (kPaired<W>) {
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      y[i] = to_float(normalized<T, W>(values.values[i], inverse, to_float(weight.values[i])));
+      for (int i = 0; i < kPairs; ++i) set_pair(y, i, normalized_pair<T>(pair_at(values, i), inverse, pair_at(y, i)));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        y.values[i] = normalized<T, W>(values.values[i], inverse, to_float(y.values[i]));
+      }
     }
+    return y;
   }
 
  private:
@@ -75,7 +87,10 @@ class RowOfNorm {
   T* sum_;
 };
 
-__device__ __forceinline__ float with_squares(float sum, const float (&x)[kPack]) {
+template <typename T>
+__device__ __forceinline__ float with_squares(float sum, const Pack<T>& pack) {
+  float x[kPack];
+  widen(pack, x);
 #pragma unroll
   for (int i = 0; i < kPack; ++i) sum += x[i] * x[i];
   return sum;
@@ -84,96 +99,87 @@ __device__ __forceinline__ float with_squares(float sum, const float (&x)[kPack]
 // A row is a block's; its first packs stay in registers from the sum of squares to the codes.
 template <typename T, typename W, bool kAligned, Scales kScales, Format kFormat>
 __global__ void __launch_bounds__(kMostThreads) encode_norms(const __grid_constant__ Norm norm) {
-  constexpr int kHeld = kAligned && sizeof(T) == 2 ? 2 : 1;
+  constexpr int kHeld = kHeldPacks<T, kAligned>;
   constexpr bool kHoldsNorm = kScales == Scales::of_rows && std::is_same_v<T, W>;
   __shared__ float shared[32];
-  const int64_t packs = (norm.columns + kPack - 1) / kPack;
+  const uint32_t packs = uint32_t((norm.columns + kPack - 1) / kPack);
   // Whole warps stay in the last loops, for the sake of the shuffles between the threads of a group.
-  const int64_t rounded = (packs + 31) / 32 * 32;
-  for (int64_t row = blockIdx.x; row < norm.rows.count; row += gridDim.x) {
+  const uint32_t rounded = (packs + 31) / 32 * 32;
+  for (uint32_t row = blockIdx.x; row < uint32_t(norm.rows.count); row += gridDim.x) {
     const RowOfNorm<T, W, kAligned> source(norm, row);
     Pack<T> held[kHeld] = {};
-    float x[kPack];
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      const int64_t pack = threadIdx.x + i * blockDim.x;
+      const uint32_t pack = threadIdx.x + i * blockDim.x;
       if (pack < packs) {
-        held[i] = source.first(pack * kPack);
-        widen(held[i], x);
-        squares = with_squares(squares, x);
+        held[i] = source.first(int64_t(pack) * kPack);
+        squares = with_squares(squares, held[i]);
       }
     }
-    for (int64_t pack = threadIdx.x + kHeld * blockDim.x; pack < packs; pack += blockDim.x) {
-      widen(source.first(pack * kPack), x);
-      squares = with_squares(squares, x);
+    for (uint32_t pack = threadIdx.x + kHeld * blockDim.x; pack < packs; pack += blockDim.x) {
+      squares = with_squares(squares, source.first(int64_t(pack) * kPack));
     }
-    const float mean = over_block(squares, shared, Sum()) / float(norm.columns);
-    const float inverse = 1.0f / sqrtf(mean + norm.eps);
+    const float inverse = inverse_root_of(over_block(squares, shared, Sum()) * norm.inverse_columns + norm.eps);
 
-    float scale = 0.0f;
-    if constexpr (kScales == Scales::given) scale = usable_scale(__ldg(norm.scale));
+    QuotientOf<W> quotient(1.0f);
+    if constexpr (kScales == Scales::given) quotient = QuotientOf<W>::of_any(usable_scale(__ldg(norm.scale)));
     if constexpr (kScales == Scales::of_rows) {
       float amax = 0.0f;
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
-        const int64_t pack = threadIdx.x + i * blockDim.x;
+        const uint32_t pack = threadIdx.x + i * blockDim.x;
         if (pack < packs) {
-          source.normalize(held[i], pack * kPack, inverse, x);
-          amax = fmaxf(amax, largest_finite<kPack>(x));
-          if constexpr (kHoldsNorm) {
-#pragma unroll
-            for (int j = 0; j < kPack; ++j) held[i].values[j] = rounded_to<T>(x[j]);
-          }
+          const Pack<W> y = source.normalize(held[i], int64_t(pack) * kPack, inverse);
+          amax = fmaxf(amax, largest_finite(y));
+          if constexpr (kHoldsNorm) held[i] = y;
         }
       }
-      for (int64_t pack = threadIdx.x + kHeld * blockDim.x; pack < packs; pack += blockDim.x) {
-        source.normalize(source.again(pack * kPack), pack * kPack, inverse, x);
-        amax = fmaxf(amax, largest_finite<kPack>(x));
+      for (uint32_t pack = threadIdx.x + kHeld * blockDim.x; pack < packs; pack += blockDim.x) {
+        const int64_t column = int64_t(pack) * kPack;
+        amax = fmaxf(amax, largest_finite(source.normalize(source.again(column), column, inverse)));
       }
       amax = over_block(amax, shared, Larger());
-      scale = norm.target.write(amax, largest_of(kFormat), norm.bound, row, 0, threadIdx.x == 0);
+      quotient = QuotientOf<W>(
+          norm.target.write(amax, largest_of(kFormat), norm.bound, row, 0, threadIdx.x == 0));
     }
 
-    const auto encode = [&](int64_t pack) {
+    const auto encode = [&](uint32_t pack, const Pack<W>& y) {
+      const int64_t column = int64_t(pack) * kPack;
       if constexpr (kScales == Scales::none) {
-        if (pack < packs) {
-          Pack<W> y;
-#pragma unroll
-          for (int i = 0; i < kPack; ++i) y.values[i] = rounded_to<W>(x[i]);
-          store_pack<W, kAligned>(static_cast<W*>(norm.out) + row * norm.columns, pack * kPack, norm.columns, y);
+        if (pack >= packs) return;
+        store_pack<W, kAligned>(static_cast<W*>(norm.out) + int64_t(row) * norm.columns, column, norm.columns, y);
+      } else {
+        if constexpr (kScales == Scales::of_groups) {
+          const float amax = largest_over(norm.lanes, largest_finite(y));
+          const uint32_t group_shift = norm.lanes == 8 ? 3 : (norm.lanes == 4 ? 2 : 1);
+          const bool writes = pack < packs && (pack & (norm.lanes - 1)) == 0;
+          quotient = QuotientOf<W>(
+              norm.target.write(amax, largest_of(kFormat), norm.bound, row, pack >> group_shift, writes));
         }
-        return;
-      }
-      if constexpr (kScales == Scales::of_groups) {
-        if (pack >= packs) {
-#pragma unroll
-          for (int i = 0; i < kPack; ++i) x[i] = 0.0f;
-        }
-        const float amax = over_lanes(largest_finite<kPack>(x), norm.lanes, Larger());
-        const bool writes = pack < packs && pack % norm.lanes == 0;
-        scale = norm.target.write(amax, largest_of(kFormat), norm.bound, row, pack / norm.lanes, writes);
-      }
-      if (pack < packs) {
-        store_codes<kAligned>(static_cast<uint8_t*>(norm.out) + row * norm.columns, pack * kPack, norm.columns,
-                              encoded_pack<kFormat>(x, Quotient(scale)));
+        if (pack >= packs) return;
+        store_codes<kAligned>(static_cast<uint8_t*>(norm.out) + int64_t(row) * norm.columns, column, norm.columns,
+                              encoded_pack<kFormat, W>(y, quotient));
       }
     };
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      const int64_t pack = threadIdx.x + i * blockDim.x;
+      const uint32_t pack = threadIdx.x + i * blockDim.x;
       if (pack < rounded) {
+        Pack<W> y = {};
         if constexpr (kHoldsNorm) {
-          widen(held[i], x);
+          y = held[i];
         } else if (pack < packs) {
-          source.normalize(held[i], pack * kPack, inverse, x);
+          y = source.normalize(held[i], int64_t(pack) * kPack, inverse);
         }
-        encode(pack);
+        encode(pack, y);
       }
     }
-    for (int64_t pack = threadIdx.x + kHeld * blockDim.x; pack < rounded; pack += blockDim.x) {
-      if (pack < packs) source.normalize(source.again(pack * kPack), pack * kPack, inverse, x);
-      encode(pack);
+    for (uint32_t pack = threadIdx.x + kHeld * blockDim.x; pack < rounded; pack += blockDim.x) {
+      const int64_t column = int64_t(pack) * kPack;
+      Pack<W> y = {};
+      if (pack < packs) y = source.normalize(source.again(column), column, inverse);
+      encode(pack, y);
     }
   }
 }
@@ -200,6 +206,7 @@ void launch_norm(const Inputs& inputs, Norm norm) {
   norm.weight = inputs.weight.data_ptr();
   norm.weight_stride = inputs.weight.stride(0);
   norm.eps = float(inputs.eps);
+  norm.inverse_columns = float(1.0 / double(layout.columns));
   norm.out = inputs.out.data_ptr();
   bool aligned = layout.aligned && norm.weight_stride == 1 && is_aligned(norm.weight);
   if (inputs.residual != nullptr) {

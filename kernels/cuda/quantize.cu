@@ -7,14 +7,12 @@ namespace {
 // Largest finite magnitudes, one for each block.
 template <typename Source>
 __global__ void __launch_bounds__(kThreads)
-    largest_of_blocks(Source source, float* __restrict__ largest, uint32_t packs, uint32_t packs_a_row) {
+    largest_of_blocks(Source source, float* __restrict__ largest, uint32_t packs, Divisor packs_a_row) {
   __shared__ float shared[32];
   float amax = 0.0f;
   for (uint32_t pack = blockIdx.x * kThreads + threadIdx.x; pack < packs; pack += gridDim.x * kThreads) {
-    const int64_t row = source.rows.count == 1 ? 0 : pack / packs_a_row;
-    float x[kPack];
-    widen(source.load(row, int64_t(pack - uint32_t(row) * packs_a_row) * kPack), x);
-    amax = fmaxf(amax, largest_finite<kPack>(x));
+    const uint32_t row = packs_a_row.divide(pack);
+    amax = fmaxf(amax, largest_finite(source.load(row, int64_t(pack - row * packs_a_row.divisor) * kPack)));
   }
   amax = over_block(amax, shared, Larger());
   if (threadIdx.x == 0) largest[blockIdx.x] = amax;
@@ -71,7 +69,7 @@ void dynamic_scaled_fp8_quant(Tensor x, std::optional<double> scale_ub, Tensor o
     for_stored(x, layout, [&](const auto& source) {
       using Source = std::decay_t<decltype(source)>;
       launch(largest_of_blocks<Source>, blocks, kThreads, gpu.stream, source, largest, layout.packs(),
-             layout.packs_a_row());
+             Divisor(layout.packs_a_row()));
     });
   }
   for_format(out, [&](auto format) {

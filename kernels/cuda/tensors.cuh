@@ -107,7 +107,12 @@ inline Rows folded(const Tensor& x, int64_t dimensions) {
       STD_TORCH_CHECK(stride == outer * rows.outer_stride, "the leading dimensions do not fold into two");
     }
   }
-  if (levels <= 1) rows.inner = rows.count;
+  STD_TORCH_CHECK(rows.count < (int64_t(1) << 31), "a tensor of ", rows.count, " rows");
+  if (levels == 2) {
+    rows.by_inner = Divisor(uint32_t(rows.inner));
+  } else {
+    rows.inner = rows.count;
+  }
   return rows;
 }
 

@@ -81,6 +81,69 @@ def test_a_quotient_in_few_operations_has_the_codes_of_a_division(dtype: torch.d
         assert torch.equal(reference.decode(codes).nan_to_num(1e9), reference.decode(expected).nan_to_num(1e9))
 
 
+QUOTIENTS = """
+#include <cstdio>
+
+#include "pairs.cuh"
+
+using namespace policyquant;
+
+int side(float x, float of) { return (x > of) - (x < of); }
+
+// x of so many significant bits over scales around x / tie, of every tie between codes of either format but for powers
+// of two: how many quotients are not on the side of the tie that the rounded one is on.
+template <typename T>
+long wrong(int bits, long& all) {
+  long count = 0;
+  for (int x = 1 << (bits - 1); x < 1 << bits; ++x) {
+    for (int tie = 1; tie < 32; tie += 2) {
+      const float middle = float(x) / float(tie);
+      for (int step = -16; step <= 16; ++step) {
+        const float scale = float_of(bits_of(middle) + step);
+        float q[2];
+        const QuotientOfPairs<T> quotient(scale);
+        quotient.of(pair_of<T>(float(x), float(-x)), q);
+        const int expected = side(float(x) / scale, float(tie));
+        count += side(q[0], float(tie)) != expected || side(q[1], float(-tie)) != -expected;
+        ++all;
+      }
+    }
+  }
+  return count;
+}
+
+int main() {
+  long all = 0;
+  const long count = wrong<bfloat16>(8, all) + wrong<float16>(11, all);
+  std::printf("%ld of %ld", count, all);
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_a_quotient_in_two_operations_is_on_the_right_side_of_every_tie(tmp_path: Path) -> None:
+    source, program = tmp_path / "program.cpp", tmp_path / "program"
+    source.write_text(QUOTIENTS)
+    subprocess.run(
+        ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-w", f"-I{library.SOURCES}", source, "-o", program],
+        check=True,
+    )
+    said = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    assert said == f"0 of {(128 + 1024) * 16 * 33}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [2.0**-126, 2.0**99, 1.5 * 2.0**100, 2.0**110, 2.0**127, float("inf"), float("nan")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scales_at_the_ends_of_float32_have_the_codes_of_a_division(dtype: torch.dtype, scale: float) -> None:
+    x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+    with dispatch.force("cuda"):
+        codes = ops.static_scaled_fp8_quant(x.to(DEVICE), torch.tensor([scale], device=DEVICE)).cpu()
+    expected = reference.encode_fp8(x.float() / scale, torch.float8_e4m3fn)
+    assert torch.equal(codes.float().nan_to_num(1e9), expected.float().nan_to_num(1e9))
+    assert torch.equal(codes.float().signbit() | codes.isnan(), expected.float().signbit() | expected.isnan())
+
+
 PROGRAM = """
 #include <cuda_runtime.h>
 #include <cstdio>
