@@ -76,7 +76,7 @@ def int4_group_quant(
 def asymmetric_int4_group_quant(
     w: torch.Tensor, group_size: int = 128, scale_dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same with a zero point for each group, uint8 [..., ⌈K / group_size⌉]: the code of zero, 0 to 15.
+    """What `int4_group_quant` gives, and a zero point for each group, [..., ⌈K / group_size⌉] uint8: zero's code.
 
     A scale is (largest - smallest finite element) / 15, zero counting among them. Arguments and errors are those of
     `int4_group_quant`; the zero point is made with the rounded scale, in compressed-tensors with the unrounded one.

@@ -338,6 +338,24 @@ def findings() -> str:
     )
 
 
+def operators() -> str:
+    """The functions of `ops`: what each computes, and what runs it on a GPU, the preferred first."""
+    from policyquant.kernels import dispatch, ops
+
+    def runs(name: str) -> str:
+        every = dispatch.operators().get(name, ())
+        return ", ".join(dict.fromkeys(each.name for each in every if each.name != dispatch.PLAIN))
+
+    def meaning(name: str) -> str:
+        text = " ".join((getattr(ops, name).__doc__ or "").strip().split("\n\n")[0].split())
+        return re.sub(r"(?<!\w)\[", "\\\\[", text.split(". ")[0].rstrip("."))
+
+    return table(
+        ("operator", "gives", "kernels, the preferred first"),
+        [(f"`{name}`", meaning(name), runs(name)) for name in ops.__all__],
+    )
+
+
 def pitfalls() -> str:
     """What goes wrong in kernels, and where it is tested."""
     return table(
@@ -376,6 +394,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "files-inventory": lambda: files("inventory"),
     "files-architectures": lambda: files("inventory/architectures"),
     "files-plan": lambda: files("plan"),
+    "operators": operators,
     "pitfalls": pitfalls,
     "files-kernels": lambda: files("kernels"),
     "files-kernels-cpu": lambda: files("kernels/cpu"),
