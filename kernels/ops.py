@@ -18,7 +18,8 @@ arguments and has no `.out`.
 | block_fp8_quant, dequantize_blocks | [..., ceil(N / block[0]), ceil(K / block[1])] |
 | dequantize | broadcast against q |
 | mxfp8_quant, mxfp4_quant, mx_dequantize | [..., ceil(K / 32)] float8_e8m0fnu |
-| nvfp4_quant, nvfp4_dequantize | [..., ceil(K / 16)] float8_e4m3fn, and one [1] float32 for all |
+| mx_weight_only_mm, mx_scaled_mm | [N, ceil(K / 32)]; activations [M, ceil(K / 32)] |
+| nvfp4_quant, nvfp4_dequantize, nvfp4_weight_only_mm | [..., ceil(K / 16)] float8_e4m3fn, and one [1] float32 for all |
 | scaled_mm, scaled_int8_mm | scale_a [1] or [M, 1]; scale_b [1] or [N, 1] |
 | block_scaled_mm | scale_a [M, ⌈K / 128⌉]; scale_b [⌈N / 128⌉, ⌈K / 128⌉] |
 | fp8_weight_only_mm | [1], [N, 1], or one for each block of 128 × 128: [ceil(N / 128), ceil(K / 128)] |
@@ -61,6 +62,7 @@ from policyquant.kernels.operators.microscaling import (
     nvfp4_global_scale,
     nvfp4_quant,
 )
+from policyquant.kernels.operators.microscaling_mm import mx_scaled_mm, mx_weight_only_mm, nvfp4_weight_only_mm
 from policyquant.kernels.operators.norm import fused_add_rms_norm, fused_add_rms_norm_quant, rms_norm, rms_norm_quant
 from policyquant.kernels.operators.quantize import (
     dequantize,
@@ -99,11 +101,14 @@ __all__ = [
     "int8_weight_only_mm",
     "moe_align",
     "mx_dequantize",
+    "mx_scaled_mm",
+    "mx_weight_only_mm",
     "mxfp4_quant",
     "mxfp8_quant",
     "nvfp4_dequantize",
     "nvfp4_global_scale",
     "nvfp4_quant",
+    "nvfp4_weight_only_mm",
     "per_channel_int8_quant",
     "per_token_int8_quant",
     "per_token_scaled_fp8_quant",

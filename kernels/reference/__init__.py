@@ -55,7 +55,9 @@ from policyquant.kernels.reference.microscaling import (
     nvfp4_dequantize,
     nvfp4_global_scale,
     nvfp4_quant,
+    pack_fp4,
 )
+from policyquant.kernels.reference.microscaling_mm import mx_scaled_mm, mx_weight_only_mm, nvfp4_weight_only_mm
 from policyquant.kernels.reference.norm import fused_add_rms_norm, fused_add_rms_norm_quant, rms_norm, rms_norm_quant
 from policyquant.kernels.reference.quantize import (
     dequantize,
@@ -101,11 +103,15 @@ __all__ = [
     "int8_weight_only_mm",
     "moe_align",
     "mx_dequantize",
+    "mx_scaled_mm",
+    "mx_weight_only_mm",
     "mxfp4_quant",
     "mxfp8_quant",
     "nvfp4_dequantize",
     "nvfp4_global_scale",
     "nvfp4_quant",
+    "nvfp4_weight_only_mm",
+    "pack_fp4",
     "per_channel_int8_quant",
     "per_token_int8_quant",
     "per_token_scaled_fp8_quant",
