@@ -207,7 +207,7 @@ def gelu_and_mul_quant(
     scale_ub: float | None = None,
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales as `silu_and_mul_quant` gives them, of gelu(gate) · up, with gelu exact ("none") or by "tanh"."""
+    """Codes and scales of gelu(gate) · up, as `silu_and_mul_quant` gives them; gelu exact ("none") or by "tanh"."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f"approximate is 'none' or 'tanh'; found {approximate!r}")
     activation = "gelu" if approximate == "none" else "gelu_tanh"

@@ -92,10 +92,10 @@ def topk_softmax(logits: torch.Tensor, k: int, renormalize: bool) -> tuple[torch
 def topk_sigmoid(
     logits: torch.Tensor, k: int, renormalize: bool, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k best experts as by `topk_softmax`, with sigmoid(logits) as weights. Where a bias [E] is given, sigmoid(logits) + bias chooses.
+    """The k best experts as by `topk_softmax`, with sigmoid(logits) as weights.
 
-    The bias does not weigh (DeepSeek-V3, 2024, arXiv:2412.19437, section 2.1.2). Where all chosen scores underflow,
-    renormalized weights are zeros.
+    Where a bias [E] is given, sigmoid(logits) + bias chooses; the bias does not weigh (DeepSeek-V3, 2024,
+    arXiv:2412.19437, section 2.1.2). Where all chosen scores underflow, renormalized weights are zeros.
 
     Raises:
         ValueError: k is not in 1 … E.
