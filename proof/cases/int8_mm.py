@@ -11,6 +11,7 @@ from proof.case import BF16, FP32, INT32, Case, Kernel, Launch, meta
 
 N, K = 14336, 4096
 EVERYWHERE = (80, 89, 90, 100)
+_STORED = {"lsu@100": "Triton 3.6 stores and reads the swapped tile through shared memory more often; not tuned"}
 
 
 def _codes(rows: int, columns: int, **layout: int) -> Any:
@@ -52,8 +53,14 @@ def _inputs(m: int, bias: bool = False, zero_point: bool = False) -> tuple[Any, 
 
 
 CASES = [
-    Case("scaled_int8_mm", "one row", lambda: _inputs(1), _product(1, 16), architectures=EVERYWHERE),
-    Case("scaled_int8_mm", "some rows", lambda: _inputs(64, bias=True), _product(64, 40), architectures=EVERYWHERE),
+    Case("scaled_int8_mm", "one row", lambda: _inputs(1), _product(1, 16, _STORED), architectures=EVERYWHERE),
+    Case(
+        "scaled_int8_mm",
+        "some rows",
+        lambda: _inputs(64, bias=True),
+        _product(64, 40, _STORED),
+        architectures=EVERYWHERE,
+    ),
     Case(
         "scaled_int8_mm",
         "many rows, a zero point",

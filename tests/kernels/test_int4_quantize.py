@@ -96,6 +96,12 @@ def test_with_a_zero_point_all_codes_are_used_and_zero_is_exact() -> None:
     assert codes[2].unique().tolist() == [0]
 
 
+def test_a_width_beyond_float32_saturates() -> None:
+    w = torch.tensor([[3e38, -3e38, 0.0, 1e38]])
+    assert_as_reference("asymmetric_int4_group_quant", w, 32)
+    assert bool(encoded("asymmetric_int4_group_quant", w, 32, torch.float32)[1].isfinite().all())
+
+
 @pytest.mark.parametrize("name", BOTH)
 def test_the_scale_is_rounded_before_codes_are_made_with_it(name: str) -> None:
     w = drawn(40, 64)

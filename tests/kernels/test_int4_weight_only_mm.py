@@ -198,11 +198,11 @@ def test_nothing_times_something_is_nothing(m: int, n: int) -> None:
 
 
 def test_offsets_pass_32_bits() -> None:
-    """The last row lies beyond 2**31 bytes; of the memory between, none is touched."""
-    step = 2**31 + 64
-    storage = torch.empty(step + 64, dtype=torch.uint8, device=DEVICE)
-    far = storage.as_strided((2, 64), (step, 1))
-    packed, scale, _ = weight(2, 128, 128)
+    """The last row lies beyond 2**31 bytes, its number and its stride do not; of what is between, none is touched."""
+    step = 2**30 + 64
+    storage = torch.empty(2 * step + 64, dtype=torch.uint8, device=DEVICE)
+    far = storage.as_strided((3, 64), (step, 1))
+    packed, scale, _ = weight(3, 128, 128)
     far[:] = packed.to(DEVICE)
     x = drawn(3, 128, dtype=torch.bfloat16)
     y = ops.int4_weight_only_mm(x.to(DEVICE), far, scale.to(DEVICE)).cpu()

@@ -83,17 +83,22 @@ def test_it_is_the_product_of_what_was_encoded(m: int, n: int, k: int, of_rows: 
         assert_right(y, a, b, scale_a, scale_b, bias, zero_point)
 
 
-@pytest.mark.parametrize("m", [1, 5])
-@pytest.mark.parametrize("low", [-128, -127])
-def test_sums_are_exact_up_to_the_longest_rows(low: int, m: int) -> None:
-    """Of the largest products, and of ones that make the sum odd: beyond 2**24, float32 sums would lose them."""
-    k = 65536
-    a = torch.full((m, k), low, dtype=torch.int8)
-    b = torch.full((3, k), low, dtype=torch.int8)
+def test_sums_of_the_longest_rows_fit() -> None:
+    a, b = torch.full((1, 65536), -128, dtype=torch.int8), torch.full((2, 65536), -128, dtype=torch.int8)
     b[1] = 127
-    a[:, -1], b[2, -1], b[2, 7] = 1, 1, 3
-    y = multiply(a, b, ONE, ONE, None, torch.float32)
-    assert torch.equal(y, (a.long() @ b.long().T).float())
+    assert multiply(a, b, ONE, ONE, None, torch.float32).tolist() == [[2.0**30, -128.0 * 127 * 65536]]
+
+
+@pytest.mark.parametrize("m", [1, 5])
+def test_sums_are_exact_where_those_of_float32_would_not_be(m: int) -> None:
+    """The second half takes off what the first adds, in the opposite order; what is left is small, and exact."""
+    half = torch.randint(100, 128, (2, m, 32768), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+    a = torch.cat((half[0], half[0].flip(-1)), dim=-1)
+    b = torch.cat((half[1], -half[1].flip(-1)), dim=-1)[:1]
+    a[:, -1] = 1
+    expected = (a.long() @ b.long().T).double()
+    assert bool((expected.abs() < 2**14).all())
+    assert torch.equal(multiply(a, b, ONE, ONE, None, torch.float32).double(), expected)
 
 
 def test_the_zero_point_is_taken_off_before_the_sum_is_rounded() -> None:
@@ -172,14 +177,14 @@ def test_nothing_times_something_is_nothing(m: int, n: int) -> None:
 
 @pytest.mark.parametrize("m", [2, 70])
 def test_offsets_pass_32_bits(m: int) -> None:
-    """The last row lies beyond 2**31 codes; of the memory between, none is touched."""
-    step = 2**31 + 64
-    storage = torch.empty(step + 64, dtype=torch.int8, device=DEVICE)
-    b = storage.as_strided((2, 64), (step, 1))
-    b[:] = codes(2, 64).to(DEVICE)
+    """The last row lies beyond 2**31 codes, its number and its stride do not; of what is between, none is touched."""
+    step = 2**30 + 64
+    storage = torch.empty(2 * step + 64, dtype=torch.int8, device=DEVICE)
+    b = storage.as_strided((3, 64), (step, 1))
+    b[:] = codes(3, 64).to(DEVICE)
     a = codes(m, 64, seed=1)
     one = ONE.to(DEVICE)
-    assert_right(ops.scaled_int8_mm(a.to(DEVICE), b, one, one).cpu(), a, codes(2, 64), ONE, ONE)
+    assert_right(ops.scaled_int8_mm(a.to(DEVICE), b, one, one).cpu(), a, codes(3, 64), ONE, ONE)
 
 
 A, B = codes(3, 8), codes(5, 8)

@@ -125,10 +125,12 @@ def test_each_element_errs_by_half_a_step(x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", PER_TOKEN)
-def test_a_row_with_nan_has_a_scale_that_is_nan_and_no_other_row_has(name: str) -> None:
-    x = torch.randn(4, 200, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("width", [200, 9000])
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_row_with_nan_has_a_scale_that_is_nan_and_no_other_row_has(at: int, width: int, name: str) -> None:
+    x = torch.randn(4, width, generator=torch.Generator().manual_seed(0))
     expected = encoded(name, x)
-    x[2, 150] = NAN
+    x[2, at] = NAN
     found = encoded(name, x)
     assert found[1].isnan().flatten().tolist() == [False, False, True, False]
     assert not any(bool(each[2].any()) for each in found if not each.is_floating_point())
@@ -164,6 +166,15 @@ def test_ties_go_to_the_even_code_before_the_zero_point_is_added(zero_point: int
     for scale in scales:
         given_ = None if zero_point is None else torch.tensor([zero_point], dtype=torch.int32)
         assert_as_reference("static_scaled_int8_quant", (steps * scale.double()).float(), scale.reshape(1), given_)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_zero_is_among_the_values_of_a_row_that_has_none(sign: int) -> None:
+    x = sign * torch.linspace(3.0, 255.0, 128)[None]
+    q, scale, zero_point = encoded("asymmetric_per_token_int8_quant", x)
+    assert scale.item() == 1.0
+    assert zero_point.item() == (-128 if sign == 1 else 127)
+    assert q[0, [0, -1]].tolist() == ([-125, 127] if sign == 1 else [124, -128])
 
 
 def test_a_width_beyond_float32_saturates() -> None:
