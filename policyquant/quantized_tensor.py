@@ -60,7 +60,9 @@ class QuantizedTensor:
             TypeError: the last dimension would change, and with it what a scale covers.
         """
         sizes = self._sizes(shape)
-        return self._with(self.data.reshape(sizes), self._by_row(lambda scale: scale.reshape(*sizes[:-1], 1)))
+        return self._with(
+            self.data.reshape(sizes), self.scale if self._is_scaled_as_one else self.scale.reshape(*sizes[:-1], 1)
+        )
 
     def view(self, *shape: Any) -> QuantizedTensor:
         """As `reshape`, without a copy.
@@ -69,7 +71,9 @@ class QuantizedTensor:
             TypeError: the last dimension would change, or another dtype is asked for.
         """
         sizes = self._sizes(shape)
-        return self._with(self.data.view(sizes), self._by_row(lambda scale: scale.view(*sizes[:-1], 1)))
+        return self._with(
+            self.data.view(sizes), self.scale if self._is_scaled_as_one else self.scale.view(*sizes[:-1], 1)
+        )
 
     def __getitem__(self, rows: object) -> QuantizedTensor:
         """Entries of the first dimension, by a slice or a tensor of integers; at least two dimensions are needed.
@@ -80,7 +84,10 @@ class QuantizedTensor:
         integers = isinstance(rows, torch.Tensor) and rows.dtype in (torch.int64, torch.int32) and rows.ndim == 1
         if not (isinstance(rows, slice) or integers) or self.ndim < 2:
             self._refuse(f"index {rows!r} of shape {list(self.shape)}")
-        return self._with(self.data[rows], self._by_row(lambda scale: scale[rows]))  # type: ignore[index]
+        return self._with(
+            self.data[rows],  # type: ignore[index]
+            self.scale if self._is_scaled_as_one else self.scale[rows],  # type: ignore[index]
+        )
 
     def detach(self) -> QuantizedTensor:
         """The same without a history for gradients."""
@@ -126,9 +133,9 @@ class QuantizedTensor:
     def _with(self, data: torch.Tensor, scale: torch.Tensor) -> QuantizedTensor:
         return QuantizedTensor(data, scale, self.granularity, self.dtype)
 
-    def _by_row(self, change: Any) -> torch.Tensor:
-        result: torch.Tensor = self.scale if self.granularity == "tensor" else change(self.scale)
-        return result
+    @property
+    def _is_scaled_as_one(self) -> bool:
+        return self.granularity == "tensor"
 
     def _sizes(self, shape: tuple[Any, ...]) -> tuple[int, ...]:
         """The whole shape asked for, -1 resolved."""

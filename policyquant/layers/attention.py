@@ -213,12 +213,14 @@ class Attention(EmittingLayer):
                 return mixed.reshape(batch, heads, 1, self.head_dim)
             k = k.repeat_interleave(groups, dim=1)
             v = v.repeat_interleave(groups, dim=1)
+        # Not `and queries > 1`: where the length is a symbol, that is no bool, which torch asks for.
+        causal = False if queries == 1 else self.causal and mask is None
         return F.scaled_dot_product_attention(
             q,
             k,
             v,
             attn_mask=mask,
-            is_causal=self.causal and mask is None and queries > 1,
+            is_causal=causal,
             scale=self.scale,
             enable_gqa=groups > 1 and mask is None,
         )
