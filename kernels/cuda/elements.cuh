@@ -54,18 +54,6 @@ struct Divisor {
   __device__ __forceinline__ uint32_t divide(uint32_t n) const { return uint32_t((uint64_t(n) * multiplier) >> shift); }
 };
 
-// The elements of a tensor whose dimensions fold into two.
-struct Elements {
-  Divisor inner;  // elements of the inner one of the two
-  int64_t outer_stride;
-  int64_t inner_stride;
-
-  __device__ __forceinline__ int64_t offset(uint32_t element) const {
-    const uint32_t outer = inner.divide(element);
-    return outer * outer_stride + (element - outer * inner.divisor) * inner_stride;
-  }
-};
-
 // The rows of a tensor whose leading dimensions fold into two; less than 2**31.
 struct Rows {
   int64_t count;

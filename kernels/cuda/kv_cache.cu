@@ -38,7 +38,7 @@ struct Slot {
 // The slots of tokens. Slot s is position s % block size of block s / block size.
 struct Slots {
   const int64_t* slots;
-  Elements tokens;
+  Rows tokens;
   uint32_t count;  // how many there are in the cache
   Divisor block_size;
 

@@ -1,4 +1,4 @@
-// The order in which a mixture's products read its tokens.
+// Which experts a token goes to, and the order in which a mixture's products read its tokens.
 #include <optional>
 
 #include "tensors.cuh"
@@ -6,17 +6,167 @@
 namespace policyquant {
 namespace {
 
+constexpr unsigned kWarp = 0xFFFFFFFFu;
+
+// ---- choosing experts ----
+
+constexpr int kThreadsChoosing = 128;
+constexpr int kTaken = -0x7FFFFFFF - 1;  // less than every key
+
+// Integers that order as numbers do; NaN is the largest, and -0 is 0.
+__device__ __forceinline__ int key_of(float x) {
+  if (x != x) return 0x7FFFFFFF;
+  const int bits = x == 0.0f ? 0 : int(bits_of(x));
+  return bits < 0 ? bits ^ 0x7FFFFFFF : bits;
+}
+
+__device__ __forceinline__ float number_of(int key) { return float_of(uint32_t(key < 0 ? key ^ 0x7FFFFFFF : key)); }
+
+template <typename T>
+struct Logits {
+  const T* logits;
+  uint32_t tokens;
+  int experts;
+  int64_t row_stride;
+  int64_t column_stride;
+  const float* bias;  // null: there is none
+  int64_t bias_stride;
+  int k;  // at most as many as a warp has lanes
+  bool renormalize;
+  float* weights;
+  int* ids;
+
+  __device__ __forceinline__ float of(uint32_t token, int expert) const {
+    return to_float(logits[token * row_stride + expert * column_stride]);
+  }
+};
+
+// A token is a warp's. Lane l holds the keys of the experts l, l + 32, …, and at last the expert chosen as number l.
+template <typename T, int kHeld, bool kSigmoid>
+__global__ void __launch_bounds__(kThreadsChoosing) choose(const __grid_constant__ Logits<T> logits) {
+  constexpr int kWarps = kThreadsChoosing / 32;
+  const int lane = threadIdx.x % 32;
+  for (uint32_t token = blockIdx.x * kWarps + threadIdx.x / 32; token < logits.tokens; token += gridDim.x * kWarps) {
+    int keys[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int expert = i * 32 + lane;
+      keys[i] = kTaken;
+      if (expert < logits.experts) {
+        float x = logits.of(token, expert);
+        if (kSigmoid && logits.bias != nullptr) {
+          x = sigmoid<float>(x) + __ldg(logits.bias + expert * logits.bias_stride);
+        }
+        keys[i] = key_of(x);
+      }
+    }
+    float largest = 0.0f, powers = 0.0f;
+    if constexpr (!kSigmoid) {
+      int key = kTaken;
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) key = keys[i] > key ? keys[i] : key;
+      largest = number_of(__reduce_max_sync(kWarp, key));
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        if (keys[i] != kTaken) powers += std::exp(number_of(keys[i]) - largest);
+      }
+      powers = over_lanes(powers, 32, Sum());
+    }
+
+    int chosen = 0;
+    for (int rank = 0; rank < logits.k; ++rank) {
+      int best = kTaken, expert = 0;
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        if (keys[i] > best) {
+          best = keys[i];
+          expert = i * 32 + lane;
+        }
+      }
+      const int most = __reduce_max_sync(kWarp, best);
+      const int taken = __reduce_min_sync(kWarp, best == most ? expert : 0x7FFFFFFF);
+      if (lane == rank) chosen = taken;
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        if (taken == i * 32 + lane) keys[i] = kTaken;
+      }
+    }
+
+    float weight = 0.0f;
+    if (lane < logits.k) {
+      const float x = logits.of(token, chosen);
+      weight = kSigmoid ? sigmoid<float>(x) : std::exp(x - largest) / powers;
+    }
+    if (logits.renormalize) {
+      const float total = over_lanes(weight, 32, Sum());
+      // Where all scores underflow, weights are zeros instead of NaN.
+      weight /= total < kSmallestScale ? kSmallestScale : total;
+    }
+    if (lane < logits.k) {
+      logits.weights[int64_t(token) * logits.k + lane] = weight;
+      logits.ids[int64_t(token) * logits.k + lane] = chosen;
+    }
+  }
+}
+
+int* ints_of(const Tensor& x) {
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Int, "results must be int32");
+  return static_cast<int*>(x.data_ptr());
+}
+
+// body(std::integral_constant<int, ...>()) for so many experts a lane.
+template <typename Body>
+void for_held(int64_t experts, Body body) {
+  if (experts <= 64) return body(std::integral_constant<int, 2>());
+  if (experts <= 256) return body(std::integral_constant<int, 8>());
+  if (experts <= 512) return body(std::integral_constant<int, 16>());
+  STD_TORCH_CHECK(experts <= 2048, "at most 2048 experts, found ", experts);
+  body(std::integral_constant<int, 64>());
+}
+
+template <bool kSigmoid>
+void choose_experts(const Tensor& x, int64_t k, bool renormalize, const Tensor* bias, const Tensor& out,
+                    const Tensor& out_ids) {
+  if (out.numel() == 0) return;
+  STD_TORCH_CHECK(k <= 32, "at most 32 choices, found ", k);
+  STD_TORCH_CHECK(out.numel() < (int64_t(1) << 31), "choices are numbered in 32 bits");
+  const Gpu gpu(x);
+  const unsigned blocks = gpu.blocks(over(x.size(0), kThreadsChoosing / 32), kThreadsChoosing);
+  for_dtype(x, [&](auto type) {
+    using T = typename decltype(type)::type;
+    Logits<T> logits{static_cast<const T*>(x.data_ptr()), uint32_t(x.size(0)), int(x.size(1)), x.stride(0), x.stride(1),
+                     nullptr, 0, int(k), renormalize, static_cast<float*>(out.data_ptr()), ints_of(out_ids)};
+    if (bias != nullptr) {
+      STD_TORCH_CHECK(bias->scalar_type() == ScalarType::Float, "the bias must be float32");
+      logits.bias = static_cast<const float*>(bias->data_ptr());
+      logits.bias_stride = bias->stride(0);
+    }
+    for_held(x.size(1), [&](auto held) {
+      launch(choose<T, held.value, kSigmoid>, blocks, kThreadsChoosing, gpu.stream, logits);
+    });
+  });
+}
+
+void topk_softmax(Tensor logits, int64_t k, bool renormalize, Tensor out, Tensor out_ids) {
+  choose_experts<false>(logits, k, renormalize, nullptr, out, out_ids);
+}
+
+void topk_sigmoid(Tensor logits, int64_t k, bool renormalize, std::optional<Tensor> bias, Tensor out, Tensor out_ids) {
+  choose_experts<true>(logits, k, renormalize, bias.has_value() ? &*bias : nullptr, out, out_ids);
+}
+
+// ---- aligning ----
+
 constexpr int kMostExperts = 4096;  // whose counts have room in shared memory
 constexpr int kMostThreads = 1024;
 constexpr int kFewestThreads = 128;
 constexpr int kPairsAThread = 4;  // or more, where that takes more than the most threads
-constexpr unsigned kWarp = 0xFFFFFFFFu;
 
 // Which of the experts here a pair of token and choice goes to.
 template <typename Id>
 struct Choices {
   const Id* ids;
-  Elements pairs;
+  Rows pairs;
   const int32_t* expert_map;  // null: an id is the expert's number
   int64_t map_stride;
   uint64_t known;  // ids are less than that
@@ -44,7 +194,7 @@ struct Alignment {
   __device__ __forceinline__ int blocks_for(int pairs) const { return block.divide(pairs + block.divisor - 1); }
 };
 
-// A block has one expert, and the last one what lies behind all experts'. Each counts for itself the pairs of the experts
+// A block has one expert, and the last one what lies behind all experts'. Each counts for itself the pairs of those
 // before its own, so that none waits for another and nothing depends on an order.
 template <typename Id>
 __global__ void __launch_bounds__(kMostThreads) align(const __grid_constant__ Alignment<Id> to) {
@@ -104,11 +254,6 @@ __global__ void __launch_bounds__(kMostThreads) align(const __grid_constant__ Al
   }
 }
 
-int* ints_of(const Tensor& x) {
-  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Int, "results must be int32");
-  return static_cast<int*>(x.data_ptr());
-}
-
 void moe_align(Tensor ids, int64_t block_size, int64_t num_experts, std::optional<Tensor> expert_map, Tensor out,
                Tensor out_expert_ids, Tensor out_num_padded) {
   STD_TORCH_CHECK(num_experts <= kMostExperts, "at most ", kMostExperts, " experts, found ", num_experts);
@@ -139,11 +284,17 @@ void moe_align(Tensor ids, int64_t block_size, int64_t num_experts, std::optiona
 }  // namespace policyquant
 
 STABLE_TORCH_LIBRARY_FRAGMENT(policyquant_cuda, library) {
+  library.def("topk_softmax(Tensor logits, int k, bool renormalize, *, Tensor(a!) out, Tensor(b!) out_ids) -> ()");
+  library.def(
+      "topk_sigmoid(Tensor logits, int k, bool renormalize, Tensor? bias, *, Tensor(a!) out, "
+      "Tensor(b!) out_ids) -> ()");
   library.def(
       "moe_align(Tensor ids, int block_size, int num_experts, Tensor? expert_map, *, Tensor(a!) out, "
       "Tensor(b!) out_expert_ids, Tensor(c!) out_num_padded) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(policyquant_cuda, POLICYQUANT_DEVICE, library) {
+  library.impl("topk_softmax", TORCH_BOX(&policyquant::topk_softmax));
+  library.impl("topk_sigmoid", TORCH_BOX(&policyquant::topk_sigmoid));
   library.impl("moe_align", TORCH_BOX(&policyquant::moe_align));
 }

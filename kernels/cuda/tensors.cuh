@@ -118,11 +118,8 @@ inline Rows folded(const Tensor& x, int64_t dimensions) {
 
 inline Rows rows_of(const Tensor& x) { return folded(x, x.dim() - 1); }
 
-inline Elements elements_of(const Tensor& x) {
-  const Rows rows = folded(x, x.dim());
-  STD_TORCH_CHECK(rows.count < (int64_t(1) << 31), "a list of ", rows.count, " elements");
-  return Elements{Divisor(uint32_t(rows.inner)), rows.outer_stride, rows.inner_stride};
-}
+// Its elements, as rows of one.
+inline Rows elements_of(const Tensor& x) { return folded(x, x.dim()); }
 
 inline bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 

@@ -8,9 +8,17 @@ import torch
 
 from policyquant.kernels import dispatch
 from policyquant.kernels.cpu import routing as plain
+from policyquant.kernels.operators.refusals import other_than_floats
 from policyquant.kernels.registration import define, like
 
 _ops: Any = torch.ops.policyquant
+
+_MOST_EXPERTS: Final = 4096
+"""Whose tokens the CUDA kernel counts."""
+_MOST_LOGITS: Final = 2048
+"""Of a token, that a warp holds."""
+_MOST_CHOICES: Final = 32
+"""Of a token: one for each thread of a warp."""
 
 
 def aligned_blocks(pairs: int, block_size: int, num_experts: int) -> int:
@@ -29,11 +37,7 @@ def _aligned(ids: torch.Tensor, block_size: int, num_experts: int, expert_map: A
     return tuple(like(ids, (size,), torch.int32) for size in sizes)
 
 
-_MOST_EXPERTS: Final = 4096
-"""Whose tokens the CUDA kernel counts."""
-
-
-def _refuses_cuda(
+def _refuses_cuda_alignment(
     on: dispatch.Machine, ids: torch.Tensor, block_size: int, num_experts: int, expert_map: Any, **outs: torch.Tensor
 ) -> str | None:
     if ids.dtype not in (torch.int32, torch.int64):
@@ -46,6 +50,20 @@ def _refuses_cuda(
     return None if places < 2**31 else f"it numbers at most 2**31 - 1 places, found {places}"
 
 
+def _refuses_cuda_choice(
+    on: dispatch.Machine, logits: torch.Tensor, k: int, renormalize: bool, bias: Any = None, **outs: torch.Tensor
+) -> str | None:
+    if logits.shape[1] > _MOST_LOGITS or k > _MOST_CHOICES:
+        return f"it chooses at most {_MOST_CHOICES} of at most {_MOST_LOGITS}, found {k} of {logits.shape[1]}"
+    if bias is not None and bias.dtype != torch.float32:
+        return f"it takes a bias in float32, found {bias.dtype}"
+    return other_than_floats(logits)
+
+
+def _choosing(operator: str) -> tuple[dispatch.Implementation, ...]:
+    return dispatch.cuda(operator, refuses=_refuses_cuda_choice), dispatch.triton("routing", operator)
+
+
 _CHOSEN = {"out": "a", "out_ids": "b"}
 
 define(
@@ -54,7 +72,7 @@ define(
     _CHOSEN,
     plain.topk_softmax,
     _chosen,
-    implementations=(dispatch.triton("routing", "topk_softmax"),),
+    implementations=_choosing("topk_softmax"),
 )
 define(
     "topk_sigmoid",
@@ -62,7 +80,7 @@ define(
     _CHOSEN,
     plain.topk_sigmoid,
     _chosen,
-    implementations=(dispatch.triton("routing", "topk_sigmoid"),),
+    implementations=_choosing("topk_sigmoid"),
 )
 define(
     "moe_align",
@@ -70,7 +88,10 @@ define(
     {"out": "a", "out_expert_ids": "b", "out_num_padded": "c"},
     plain.moe_align,
     _aligned,
-    implementations=(dispatch.cuda("moe_align", refuses=_refuses_cuda), dispatch.triton("routing", "moe_align")),
+    implementations=(
+        dispatch.cuda("moe_align", refuses=_refuses_cuda_alignment),
+        dispatch.triton("routing", "moe_align"),
+    ),
 )
 
 

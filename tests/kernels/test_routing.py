@@ -11,12 +11,10 @@ from policyquant.kernels import dispatch, ops, reference
 from tests.kernels import hostile
 from tests.kernels.device import DEVICE
 
-IMPLEMENTATIONS = ("torch", "triton")
-ALIGNING = (*IMPLEMENTATIONS, "cuda")
+IMPLEMENTATIONS = ("torch", "triton", "cuda")
 NAN, INF = float("nan"), float("inf")
 
 implementations = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-aligning = pytest.mark.parametrize("implementation", ALIGNING)
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -53,7 +51,7 @@ def aligned(
 @pytest.mark.parametrize("sigmoid", [False, True])
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize(
-    ("tokens", "experts", "k"), [(1, 1, 1), (5, 8, 2), (3, 288, 8), (2, 1025, 6), (40, 60, 4), (0, 8, 2)]
+    ("tokens", "experts", "k"), [(1, 1, 1), (5, 8, 2), (3, 288, 8), (2, 1025, 6), (40, 60, 4), (9, 200, 32), (0, 8, 2)]
 )
 def test_the_largest_logits_are_chosen_and_their_scores_weigh(
     implementation: str, sigmoid: bool, renormalize: bool, tokens: int, experts: int, k: int
@@ -162,7 +160,7 @@ def test_a_number_of_choices_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.gpu
-@aligning
+@implementations
 @pytest.mark.parametrize(
     ("tokens", "k", "experts", "block"),
     [
@@ -189,7 +187,7 @@ def test_pairs_are_sorted_by_expert_in_padded_blocks(
 
 
 @pytest.mark.gpu
-@aligning
+@implementations
 def test_all_tokens_may_go_to_one_expert_and_one_token_to_one_expert_many_times(implementation: str) -> None:
     for ids in (torch.full((65, 2), 3, dtype=torch.int32), torch.tensor([[0, 0, 0, 0]], dtype=torch.int32)):
         for found, expected in zip(aligned(implementation, ids, 16, 4), reference.moe_align(ids, 16, 4), strict=True):
@@ -197,7 +195,7 @@ def test_all_tokens_may_go_to_one_expert_and_one_token_to_one_expert_many_times(
 
 
 @pytest.mark.gpu
-@aligning
+@implementations
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_ids_of_no_expert_here_are_left_out_and_look_up_nothing(implementation: str, dtype: torch.dtype) -> None:
     ids = torch.tensor([[0, 10**6], [-1, 2], [3, 1], [4, -(2**31)]], dtype=dtype)
@@ -209,7 +207,7 @@ def test_ids_of_no_expert_here_are_left_out_and_look_up_nothing(implementation: 
 
 
 @pytest.mark.gpu
-@aligning
+@implementations
 def test_a_map_says_which_experts_are_here(implementation: str) -> None:
     """Global experts 5 and 1 are here as 0 and 1; 3 maps to what is not there."""
     expert_map = torch.tensor([-1, 1, -1, 7, -1, 0], dtype=torch.int32)
@@ -239,17 +237,20 @@ def test_blocks_are_those_of_the_reference_for_any_ids(
     expert_map = torch.randint(-1, experts + 1, (experts + 1,), generator=generator, dtype=torch.int32)
     given_map = expert_map if mapped else None
     expected = reference.moe_align(ids, block, experts, given_map)
-    for implementation in ALIGNING:
+    for implementation in IMPLEMENTATIONS:
         for found, exact in zip(aligned(implementation, ids, block, experts, given_map), expected, strict=True):
             assert torch.equal(found, exact)
 
 
 @pytest.mark.gpu
-@aligning
-def test_the_implementation_that_is_forced_aligns(implementation: str) -> None:
+@implementations
+def test_the_implementation_that_is_forced_runs(implementation: str) -> None:
     dispatch.launches.clear()
     aligned(implementation, torch.tensor([[0, 1]], dtype=torch.int32), 16, 2)
-    assert dispatch.launches == {("moe_align", implementation): 1}
+    for sigmoid in (False, True):
+        chosen(implementation, random(1, 4).to(DEVICE), 2, True, sigmoid)
+    names = ("moe_align", "topk_softmax", "topk_sigmoid")
+    assert dispatch.launches == {(name, implementation): 1 for name in names}
 
 
 @pytest.mark.gpu
@@ -265,7 +266,17 @@ def test_what_the_cuda_kernel_cannot_count_is_left_to_others() -> None:
 
 
 @pytest.mark.gpu
-@aligning
+def test_more_logits_or_choices_than_a_warp_holds_are_left_to_others() -> None:
+    for experts, k in ((2049, 2), (40, 33)):
+        dispatch.launches.clear()
+        logits = random(1, experts)
+        _, ids = chosen("cuda", logits.to(DEVICE), k, False, False)
+        assert torch.equal(ids, reference.topk_softmax(logits, k, False)[1])
+        assert dispatch.launches["topk_softmax", "cuda"] == 0
+
+
+@pytest.mark.gpu
+@implementations
 def test_ids_and_maps_may_have_any_layout(implementation: str) -> None:
     ids = torch.tensor([[1, 0, 2], [2, 2, 1]], dtype=torch.int32)
     expert_map = torch.tensor([1, 9, 0, 9, -1, 9], dtype=torch.int32)

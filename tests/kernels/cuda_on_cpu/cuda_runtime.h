@@ -9,6 +9,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -221,6 +222,16 @@ inline int __reduce_add_sync(unsigned, int value) {
   int sum = 0;
   for (const int each : cuda_on_cpu::block().lanes(value)) sum += each;
   return sum;
+}
+
+inline int __reduce_max_sync(unsigned, int value) {
+  const auto all = cuda_on_cpu::block().lanes(value);
+  return *std::max_element(all.begin(), all.end());
+}
+
+inline int __reduce_min_sync(unsigned, int value) {
+  const auto all = cuda_on_cpu::block().lanes(value);
+  return *std::min_element(all.begin(), all.end());
 }
 
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
