@@ -152,6 +152,22 @@ def test_keys_and_values_may_be_slices_of_one_projection(heads_first: bool) -> N
         assert bool((outside == CANARY).all())
 
 
+@pytest.mark.parametrize("columns", [7, 16])
+def test_columns_need_not_be_neighbours(columns: int) -> None:
+    key, value = (drawn(5, 2, 2 * columns, seed=seed)[..., ::2] for seed in range(2))
+    wide = [empty(3, 4, 2, 3 * columns) for _ in range(2)]
+    caches = [each[..., ::3] for each in wide]
+    slots, scale = slots_of(0, 11, 4, -1, 7), on_device(0.1)
+    expected = written_by_the_reference(key, value, caches, slots, scale, scale)
+    ops.reshape_and_cache_fp8(key, value, *caches, slots, scale, scale)
+    for cache, whole, codes in zip(caches, wide, expected, strict=True):
+        assert torch.equal(bits(cache), codes)
+        assert bool((bits(whole)[..., 1::3] == CANARY).all())
+    read = ops.gather_cache_fp8(caches[0], slots, scale, torch.float32)
+    exact = reference.gather_cache_fp8(caches[0].cpu(), slots.cpu(), scale.cpu())
+    assert torch.equal(read.cpu(), exact.float())
+
+
 def test_of_two_tokens_for_one_slot_each_head_keeps_one() -> None:
     key = torch.tensor([1.0, 2.0], device=DEVICE)[:, None, None].expand(2, 2, 4)
     caches = [empty(1, 2, 2, 4), empty(1, 2, 2, 4)]
