@@ -85,6 +85,8 @@ def test_equal_logits_go_to_the_lower_id(implementation: str, sigmoid: bool) -> 
     logits = torch.tensor([[0.0, -0.0, 0.0, -0.0], [1.0, 5.0, 1.0, 5.0], [-3.0, -7.0, -7.0, -3.0]], device=DEVICE)
     _, ids = chosen(implementation, logits, 3, True, sigmoid)
     assert ids.tolist() == [[0, 1, 2], [1, 3, 0], [0, 3, 1]]
+    many = torch.arange(100, device=DEVICE).remainder(3).float()[None]
+    assert chosen(implementation, many, 4, True, sigmoid)[1].tolist() == [[2, 5, 8, 11]]
 
 
 @pytest.mark.gpu
