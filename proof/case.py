@@ -35,7 +35,8 @@ class Kernel:
             an outer loop stands before those inside it, whose counts are those of one pass. What the compiler unrolls
             is found out.
         matrix: the native matrix instruction that must do the products; None: there are none.
-        promotion: partial sums must be added up outside the tensor cores.
+        promotion: partial sums must be added up outside the tensor cores; a function of the launch where the
+            configuration asks for it.
         narrow_loads, narrow_stores: how many loads below 128 bits and stores below 64 bits an aligned kernel may have:
             scales, indices, biases.
         optional: whether it is launched on some architectures only.
@@ -48,7 +49,7 @@ class Kernel:
     flops: Amount = 0
     loops: Trips = ()
     matrix: Matrix | None = None
-    promotion: bool = False
+    promotion: bool | Callable[[Launch], bool] = False
     narrow_loads: int = 0
     narrow_stores: int = 0
     optional: bool = False

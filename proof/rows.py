@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from math import prod
 from typing import Any
@@ -82,7 +82,9 @@ def result(row: Row) -> dict[str, Any]:
     except Exception as error:
         return {**empty, "faults": {"compile": _innermost(error)}}
     code = parse(binary.sass)
-    found = findings(code, binary.stack, row.expected, row.architecture, row.case.aligned)
+    promotion = row.expected.promotion
+    kernel = replace(row.expected, promotion=promotion(row.launch) if callable(promotion) else promotion)
+    found = findings(code, binary.stack, kernel, row.architecture, row.case.aligned)
     if row.what.aligned != row.case.aligned and row.case.aligned:
         missing = sorted(name for name, kind in row.what.signature.items() if kind.startswith("*"))
         found["aligned"] = f"not all known to be divisible by 16: {', '.join(set(missing) - row.what.divisible)}"

@@ -44,6 +44,7 @@ def _layer(tokens: int) -> dict[str, Kernel]:
             flops=lambda launch: 2 * pairs * launch.arguments["N"] * launch.arguments["K"],
             loops=lambda launch: (-(-launch.arguments["K"] // launch.arguments["BLOCK_K"]),),
             matrix="fp8",
+            promotion=lambda launch: bool(launch.arguments["PROMOTED"]),
             narrow_loads=99,
         ),
         "_sum": Kernel(bytes=2 * pairs * H + 2 * tokens * H, narrow_loads=24),

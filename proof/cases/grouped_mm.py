@@ -32,6 +32,10 @@ def _steps(launch: Launch) -> tuple[float]:
     return (-(-launch.arguments["K"] // launch.arguments["BLOCK_K"]),)
 
 
+def _promoted(launch: Launch) -> bool:
+    return bool(launch.arguments["PROMOTED"])
+
+
 def _product(rows: int, **expected: Any) -> dict[str, Kernel]:
     tokens = E * rows
     return {
@@ -40,6 +44,7 @@ def _product(rows: int, **expected: Any) -> dict[str, Kernel]:
             flops=2 * tokens * N * K,
             loops=_steps,
             matrix="fp8",
+            promotion=_promoted,
             # Offsets of the experts, and scales.
             narrow_loads=72,
             **expected,
