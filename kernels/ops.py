@@ -3,7 +3,8 @@
 Every operator has an `.out` overload that writes its result into `out` (and `out_scale`, `out_residual`) and returns
 nothing. Scales are float32; x ≈ q · scale; weights are [N, K] as stored. Inputs may have any strides and alignment;
 results are contiguous. A NaN activation encodes as NaN and ±inf saturates; scales come from the finite elements and are
-at least 2**-126. In integers, which have no NaN, it has the code of zero; a scale per token of int8 is NaN beside it. `reference` has a definition of each operator under the same name.
+at least 2**-126. In integers, which have no NaN, it has the code of zero; a scale per token of int8 is NaN beside it.
+`reference` has a definition of each operator under the same name.
 Weights must hold no NaN: their codes are decoded without looking for it. `reshape_and_cache_fp8` writes into its
 arguments and has no `.out`.
 
