@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import pytest
 import torch
 
 from policyquant.kernels import dispatch
@@ -60,6 +61,14 @@ EXAMPLES: Final = [(operator, way) for operator in OPERATORS for way in ways(ope
 NAMES: Final = [f"{operator} {named(way)}" for operator, way in EXAMPLES]
 
 
+def examples(*slow: str) -> list[Any]:
+    """All of them as parameters of a test; those in a way that has one of these properties are slow ones."""
+    return [
+        pytest.param(operator, way, id=name, marks=[] if set(slow).isdisjoint(way) else [pytest.mark.slow])
+        for (operator, way), name in zip(EXAMPLES, NAMES, strict=True)
+    ]
+
+
 def results(made: Any) -> tuple[torch.Tensor, ...]:
     """What an operator returns: none, one or several tensors."""
     return () if made is None else made if isinstance(made, tuple) else (made,)
@@ -67,7 +76,7 @@ def results(made: Any) -> tuple[torch.Tensor, ...]:
 
 def bits(x: torch.Tensor) -> torch.Tensor:
     """For comparing bit for bit."""
-    return x.contiguous().view(torch.uint8)
+    return x.reshape(-1).contiguous().view(torch.uint8)
 
 
 def steps(x: torch.Tensor) -> list[int]:
@@ -75,41 +84,38 @@ def steps(x: torch.Tensor) -> list[int]:
     return [step for step, size in zip(x.stride(), x.shape, strict=True) if size > 1 and x.numel()]
 
 
-def _x(m: int, columns: int = 40) -> torch.Tensor:
-    return torch.linspace(-3, 500, m * columns).reshape(m, columns).bfloat16()
-
-
 _STATIC: Final = torch.tensor([0.5])
-_WEIGHT: Final = torch.linspace(0.5, 2, 40).bfloat16()
+_OF_NORM: Final = torch.linspace(0.5, 2, 40).bfloat16()
+_WEIGHTS: Final = torch.linspace(-120, 120, 280).reshape(7, 40)
 
-FUNCTIONS: Final[Mapping[str, Mapping[str, Callable[[Any, int], Any]]]] = {
+FUNCTIONS: Final[Mapping[str, Mapping[str, Callable[[Any, torch.Tensor], Any]]]] = {
     "scaled_fp8_quant": {
-        "static": lambda run, m: run(_x(m), _STATIC),
-        "of the tensor": lambda run, m: run(_x(m), scale_ub=0.5),
-        "per token": lambda run, m: run(_x(m), per_token=True),
-        "padded": lambda run, m: run(_x(m), per_token=True, padded_rows=64),
+        "static": lambda run, x: run(x, _STATIC),
+        "of the tensor": lambda run, x: run(x, scale_ub=0.5),
+        "per token": lambda run, x: run(x, per_token=True),
+        "padded": lambda run, x: run(x, per_token=True, padded_rows=64),
     },
     "weight_only_mm": {
-        "fp8": lambda run, m: run(_x(m), _x(7).to(torch.float8_e4m3fn), _STATIC),
-        "int8": lambda run, m: run(_x(m), _x(7).clamp(-128, 127).to(torch.int8), _STATIC),
+        "fp8": lambda run, x: run(x, _WEIGHTS.to(torch.float8_e4m3fn), _STATIC),
+        "int8": lambda run, x: run(x, _WEIGHTS.clamp(-128, 127).to(torch.int8), _STATIC),
     },
     **{
         name: {
-            "static": lambda run, m: run(_x(m), _STATIC),
-            "per token": lambda run, m: run(_x(m)),
-            "groups": lambda run, m: run(_x(m), group_size=32, column_major=True),
+            "static": lambda run, x: run(x, _STATIC),
+            "per token": lambda run, x: run(x),
+            "groups": lambda run, x: run(x, group_size=32, column_major=True),
         }
         for name in ("silu_and_mul_quant", "gelu_and_mul_quant")
     },
     "rms_norm_quant": {
-        "static": lambda run, m: run(_x(m), _WEIGHT, 1e-6, _STATIC),
-        "per token": lambda run, m: run(_x(m), _WEIGHT, 1e-6),
-        "groups": lambda run, m: run(_x(m), _WEIGHT, 1e-6, group_size=32, column_major=True),
+        "static": lambda run, x: run(x, _OF_NORM, 1e-6, _STATIC),
+        "per token": lambda run, x: run(x, _OF_NORM, 1e-6),
+        "groups": lambda run, x: run(x, _OF_NORM, 1e-6, group_size=32, column_major=True),
     },
     "fused_add_rms_norm_quant": {
-        "static": lambda run, m: run(_x(m), _x(m), _WEIGHT, 1e-6, _STATIC),
-        "per token": lambda run, m: run(_x(m), _x(m), _WEIGHT, 1e-6),
-        "groups": lambda run, m: run(_x(m), _x(m), _WEIGHT, 1e-6, group_size=32, power_of_two=True),
+        "static": lambda run, x: run(x, x, _OF_NORM, 1e-6, _STATIC),
+        "per token": lambda run, x: run(x, x, _OF_NORM, 1e-6),
+        "groups": lambda run, x: run(x, x, _OF_NORM, 1e-6, group_size=32, power_of_two=True),
     },
 }
-"""Functions that choose among operators → calls of them, given the function and a number of rows."""
+"""Functions that choose among operators → calls of them, given the function and x [M, 40]."""

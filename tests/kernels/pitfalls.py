@@ -257,7 +257,7 @@ PITFALLS: Final = (
         "GPU",
         (
             "kernels/test_graphs.py::test_a_replayed_graph_computes_anew",
-            "kernels/test_compiled_calls.py::test_plain_torch_waits_for_no_value",
+            "kernels/test_fake_cuda.py::test_plain_torch_asks_for_no_value",
             _QUANTIZE + "test_results_are_new_each_time_and_neighbours_are_not_written",
         ),
         "only a GPU has graphs; here nothing may ask for a value",
@@ -265,12 +265,18 @@ PITFALLS: Final = (
     Pitfall(
         "shapes or strides without data differ from the real ones",
         "CPU",
-        (_CALLS + "test_without_data_on_a_gpu_an_operator_has_the_layouts_that_it_has_on_a_cpu",),
+        (
+            _CALLS + "test_without_data_on_a_gpu_an_operator_has_the_layouts_that_it_has_on_a_cpu",
+            "kernels/test_opcheck.py::test_without_data_on_a_gpu_every_call_has_the_layouts_that_it_has_on_a_cpu",
+        ),
     ),
     Pitfall(
         "what is written is not declared, or an argument is returned",
         "CPU",
-        (_CALLS + "test_an_operator_keeps_its_schema", _CACHE + "test_torch_knows_what_is_written"),
+        (
+            "kernels/test_opcheck.py::test_an_operator_is_as_it_is_declared",
+            "kernels/test_opcheck.py::test_an_operator_that_writes_where_results_belong_is_as_it_is_declared",
+        ),
     ),
     Pitfall(
         "codes decoded by shifts lack a factor of the exponent, and NaN becomes finite",

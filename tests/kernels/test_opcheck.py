@@ -10,16 +10,9 @@ import torch
 from torch._subclasses import FakeTensorMode, schema_check_mode
 
 from policyquant.kernels import ops
-from tests.kernels.examples import EXAMPLES, FUNCTIONS, NAMES, OPERATORS, bits, example, results, steps
+from tests.kernels.examples import EXAMPLES, FUNCTIONS, NAMES, OPERATORS, bits, example, examples, results, steps
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-examples = pytest.mark.parametrize(
-    ("operator", "way"),
-    [
-        pytest.param(operator, way, id=name, marks=[pytest.mark.slow] if "dtype" in way else [])
-        for (operator, way), name in zip(EXAMPLES, NAMES, strict=True)
-    ],
-)
 
 
 @pytest.fixture(autouse=True)
@@ -56,13 +49,13 @@ def test_a_schema_that_hides_a_write_into_codes_is_found() -> None:
     library._destroy()
 
 
-@examples
+@pytest.mark.parametrize(("operator", "way"), examples("dtype"))
 def test_an_operator_is_as_it_is_declared(operator: str, way: Mapping[str, Any]) -> None:
     wanted = example(operator, way)
     torch.library.opcheck(getattr(torch.ops.policyquant, operator).default, wanted.inputs, test_utils=CHECKS)
 
 
-@examples
+@pytest.mark.parametrize(("operator", "way"), examples("dtype", "aligned"))
 def test_an_operator_that_writes_where_results_belong_is_as_it_is_declared(
     operator: str, way: Mapping[str, Any]
 ) -> None:
