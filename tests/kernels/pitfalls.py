@@ -99,7 +99,10 @@ PITFALLS: Final = (
     Pitfall(
         "a scale that nobody filled in is used",
         "CPU",
-        ("building/test_static_scales.py::test_one_scale_that_is_nowhere_is_an_error_that_names_layer_part_and_fix",),
+        (
+            "methods/test_fp8.py::test_a_stored_scale_must_be_finite_and_positive",
+            "building/test_static_scales.py::test_one_scale_that_is_nowhere_is_an_error_that_names_layer_part_and_fix",
+        ),
     ),
     Pitfall(
         "a strided input, or one that starts within its storage, is read as contiguous",
