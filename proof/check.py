@@ -69,7 +69,8 @@ def _additions(code: Code) -> int:
     """Additions in the smallest loop that has matrix instructions; in all code if none has."""
     bodies = [loop.body for loop in code.loops if any(is_matrix(each) for each in code.instructions(loop.body))]
     where = min(bodies, key=len) if bodies else None
-    return sum(each.opcode in ("FADD", "FFMA", "FADD2", "FFMA2") for each in code.instructions(where))
+    count = Counter(each.opcode for each in code.instructions(where))
+    return count["FADD"] + count["FFMA"] + 2 * (count["FADD2"] + count["FFMA2"])
 
 
 def _narrow(code: Code, kernel: Kernel) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 _SIZES = (16, 32, 64, 128)
+_WIDE = 16
 
 
 def shape_class(rows: int, experts: int, blocks: bool) -> str:
@@ -17,6 +18,13 @@ def shape_class(rows: int, experts: int, blocks: bool) -> str:
     each = -(-rows // max(1, experts))
     name = next((f"{most} rows" for most in _SIZES if each <= most), "many rows")
     return f"{name}, blocks" if blocks else name
+
+
+def aligned(*operands: torch.Tensor) -> bool:
+    """Whether all rows start at multiples of 16 bytes of FP8 and end there, so that loads are wide."""
+    return not any(
+        size % _WIDE for each in operands for size in (each.shape[-1], each.storage_offset(), *each.stride()[:-1])
+    )
 
 
 def with_unit_stride(x: torch.Tensor) -> torch.Tensor:

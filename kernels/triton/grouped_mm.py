@@ -8,6 +8,7 @@ import triton.language as tl
 
 from policyquant.kernels.cpu.grouped_mm import of_blocks
 from policyquant.kernels.triton.expert_tiles import (
+    aligned,
     expert_tile,
     place,
     shape_class,
@@ -77,7 +78,10 @@ def grouped_scaled_mm(
     a, b = with_unit_stride(a), with_unit_stride(b)
     (rows, terms), (experts, channels, _) = a.shape, b.shape
     blocks = of_blocks(scale_b, b)
-    chosen = configuration("grouped_mm", target_of(a).capability, shape_class(rows, experts, blocks))
+    name = shape_class(rows, experts, blocks)
+    if not aligned(a, b):
+        name = "unaligned, blocks" if blocks else "unaligned"
+    chosen = configuration("grouped_mm", target_of(a).capability, name)
     tiles_m = rows // chosen["BLOCK_M"] + min(rows, experts + 1)
     launch(
         _grouped,

@@ -230,6 +230,13 @@ _WEIGHT_ONLY: Final = (
 )
 _PARTS: Final = Space("sum of parts", {"BLOCK_N": (128, 256, 512, 1024, 2048), "num_warps": _WARPS}, _row)
 
+_UNALIGNED: Final[Mapping[str, Sequence[Any]]] = {
+    "BLOCK_M": (16, 32, 64),
+    "BLOCK_N": (64, 128),
+    "num_warps": (4, 8),
+    "num_stages": (2, 3),
+}
+
 SPACES: Final[Mapping[str, Sequence[Space]]] = {
     "scaled_mm": (*_PRODUCTS, _PARTS),
     "int8_mm": (
@@ -247,7 +254,11 @@ SPACES: Final[Mapping[str, Sequence[Space]]] = {
             _product_fits,
         ),
     ),
-    "grouped_mm": _PRODUCTS,
+    "grouped_mm": (
+        *_PRODUCTS,
+        Space("unaligned", {"BLOCK_K": (32, 64), **_UNALIGNED}, _product_fits),
+        Space("unaligned, blocks", _UNALIGNED, _product_fits),
+    ),
     "fused_moe": _PRODUCTS,
     "weight_only_mm": _WEIGHT_ONLY,
     "int4_weight_only_mm": _WEIGHT_ONLY,
