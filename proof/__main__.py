@@ -41,14 +41,14 @@ def worker(triton: Path | None, arguments: Sequence[str]) -> Iterator[dict[str, 
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table("kernel", "case", "sm", "triton", "regs", "shared", "matrix", "µs", "limit", "busiest", "result")
+    table = Table("kernel", "case", "sm", "compiler", "regs", "shared", "matrix", "µs", "limit", "busiest", "result")
     for row in rows:
         times = row.get("microseconds")
         table.add_row(
             row["kernel"] or row["operator"],
-            f"{row['operator']}, {row['case']}",
+            ", ".join(filter(None, (row["operator"], row["case"]))),
             str(row["architecture"]),
-            row["triton"],
+            row["triton"] if "triton" in row else f"nvcc {row['nvcc']}",
             str(row.get("registers", "")),
             str(row.get("shared", "")),
             "\n".join(row.get("matrix", [])),
@@ -75,7 +75,8 @@ def _verdict(row: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m proof", description=__doc__)
-    parser.add_argument("families", nargs="*", help="families of kernels, as in proof/cases; default: all")
+    parser.add_argument("families", nargs="*", help="as in proof/cases, or with --cuda in kernels/cuda; default: all")
+    parser.add_argument("--cuda", action="store_true", help="the CUDA library's kernels, by nvcc, instead of Triton's")
     parser.add_argument("--quick", action="store_true", help="only the cases marked quick")
     parser.add_argument("--architectures", type=int, nargs="+", metavar="SM", help="such as 89 90; default: all")
     parser.add_argument("--triton", type=Path, action="append", default=[], metavar="DIR", help="another Triton, too")
@@ -83,6 +84,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report")
     parser.add_argument("--faults", action="store_true", help="print only what is not as expected")
     arguments = parser.parse_args()
+    if arguments.cuda:
+        return _cuda(parser, arguments)
     unknown = sorted(set(arguments.families) - {each.stem for each in (ROOT / "proof" / "cases").glob("[a-z]*.py")})
     if unknown:
         parser.error(f"no table {', '.join(unknown)} in proof/cases")
@@ -93,9 +96,33 @@ def main() -> int:
     if arguments.architectures:
         options += ["--architectures", *map(str, arguments.architectures)]
     rows = [row for triton in (None, *arguments.triton) for row in worker(triton and triton.absolute(), options)]
+    return _report(rows, rows, arguments)
+
+
+def _cuda(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    """Rows by nvcc. Instances of which no case says how they are launched are not printed, unless they have faults."""
+    from policyquant.kernels.cuda.build import BuildError
+    from proof import cuda_compile, cuda_rows
+
+    known = cuda_compile.stems()
+    unknown = sorted(set(arguments.families) - set(known))
+    if unknown:
+        parser.error(f"no source {', '.join(unknown)} in kernels/cuda; there are {', '.join(known)}")
+    if arguments.triton or arguments.quick:
+        parser.error("--cuda goes without --triton and --quick")
+    try:
+        found = cuda_rows.rows(arguments.families or known, arguments.architectures or cuda_rows.ARCHITECTURES)
+        rows = list(found)
+    except BuildError as error:
+        parser.error(str(error))
+    return _report(rows, [row for row in rows if row["operator"] or row["faults"]], arguments)
+
+
+def _report(rows: Sequence[dict[str, Any]], shown: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> int:
+    """Print the table and write the report; the exit status."""
     bad = [row for row in rows if row["faults"]]
     console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(_table(bad if arguments.faults else rows))
+    console.print(_table(bad if arguments.faults else shown))
     console.print(f"{len(rows)} kernels, {len(bad)} not as expected")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")

@@ -190,7 +190,11 @@ def _connect(blocks: list[Block]) -> None:
     at = {label: number for number, block in enumerate(blocks) for label in block.labels}
     for number, block in enumerate(blocks):
         last = block.instructions[-1]
-        # `BRA UP0, label` and `BRA.DIV` and `BRA.U` have conditions among their operands.
+        if last.name == "BRA.DIV":
+            # For warps whose threads went different ways; those that stay together go on.
+            block.successors.append(number + 1)
+            continue
+        # `BRA UP0, label` and `BRA.U` have conditions among their operands.
         always = not last.predicate and not re.match(r"(!?U?P\d|~?UR?\d+|[RU]\w+)\s*,", last.operands)
         if last.target in at:
             block.successors.append(at[last.target])

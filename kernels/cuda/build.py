@@ -19,6 +19,7 @@ from policyquant.kernels.cuda import library
 
 ARCHITECTURES: Final = ("80", "89", "90", "100")
 """Compute capabilities that code is made for; it also runs on later ones with the same first digits."""
+USUAL_PLACE: Final = Path("/usr/local/cuda/bin/nvcc")
 
 
 class BuildError(RuntimeError):
@@ -94,7 +95,7 @@ def _candidates() -> Iterator[Path]:
     found = shutil.which("nvcc")
     if found is not None:
         yield Path(found)
-    yield Path("/usr/local/cuda/bin/nvcc")
+    yield USUAL_PLACE
 
 
 def known_architectures(nvcc: Path) -> frozenset[str]:

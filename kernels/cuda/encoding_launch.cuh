@@ -41,9 +41,10 @@ inline int lanes_of(int64_t group_size) {
 }
 
 // Threads for a row: several packs each where there are rows enough to fill the GPU, else one.
-inline int threads_for(int64_t packs_a_row, int64_t rows, const Gpu& gpu) {
+inline int threads_for(int64_t packs_a_row, int64_t rows, bool aligned, const Gpu& gpu) {
   const int64_t packs_a_thread = rows >= 4 * gpu.multiprocessors ? kPacksAThread : 1;
-  return int(std::clamp<int64_t>(over(over(packs_a_row, packs_a_thread), 32) * 32, 32, kMostThreads));
+  return int(std::clamp<int64_t>(over(over(packs_a_row, packs_a_thread), 32) * 32, 32,
+                                 aligned ? kMostThreads<true> : kMostThreads<false>));
 }
 
 template <typename Source>
@@ -64,7 +65,7 @@ void launch_with_scale(const Source& source, const Layout& layout, const float* 
 template <typename Source>
 void launch_rows(const Source& source, const Layout& layout, float bound, const Tensor& out, const Tensor& out_scale,
                  const Gpu& gpu) {
-  const int threads = threads_for(layout.packs_a_row(), layout.rows.count, gpu);
+  const int threads = threads_for(layout.packs_a_row(), layout.rows.count, Source::kAligned, gpu);
   for_format(out, [&](auto format) {
     launch(encode_rows<format.value, Source>, gpu.blocks(layout.rows.count, threads), threads, gpu.stream, source,
            row_scales(out_scale, layout.rows.count), codes_of(out), layout.packs_a_row(), bound);

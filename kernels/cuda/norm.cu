@@ -98,7 +98,7 @@ __device__ __forceinline__ float with_squares(float sum, const Pack<T>& pack) {
 
 // A row is a block's; its first packs stay in registers from the sum of squares to the codes.
 template <typename T, typename W, bool kAligned, Scales kScales, Format kFormat>
-__global__ void __launch_bounds__(kMostThreads) encode_norms(const __grid_constant__ Norm norm) {
+__global__ void __launch_bounds__(kMostThreads<kAligned>) encode_norms(const __grid_constant__ Norm norm) {
   constexpr int kHeld = kHeldPacks<T, kAligned>;
   constexpr bool kHoldsNorm = kScales == Scales::of_rows && std::is_same_v<T, W>;
   __shared__ float shared[32];
@@ -222,7 +222,7 @@ void launch_norm(const Inputs& inputs, Norm norm) {
   const bool wide = inputs.weight.scalar_type() == ScalarType::Float;
   STD_TORCH_CHECK(wide || inputs.weight.scalar_type() == x.scalar_type(),
                   "the weight must have the dtype of x or be float32");
-  const int threads = threads_for(layout.packs_a_row(), layout.rows.count, gpu);
+  const int threads = threads_for(layout.packs_a_row(), layout.rows.count, aligned, gpu);
   const unsigned blocks = gpu.blocks(layout.rows.count, threads);
   const auto run = [&](auto format) {
     for_dtype(x, [&](auto type) {

@@ -39,7 +39,10 @@ struct ScaleTarget {
 
 constexpr int kThreads = 256;
 constexpr int kPacksAThread = 4;  // of a row, where there are rows enough to fill the GPU
-constexpr int kMostThreads = 512;  // of a block that has a row: more would not leave them registers enough
+// Of a block that has a row: more would not leave them registers enough, least of all for the addresses of elements that
+// are not known to be neighbours.
+template <bool kAligned>
+constexpr int kMostThreads = kAligned ? 512 : 256;
 
 // How many packs of a row a thread has in registers at most.
 template <typename T, bool kAligned>
@@ -74,7 +77,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // A row is a block's. Its first packs stay in registers from the search for the largest to the encoding.
 template <Format kFormat, typename Source>
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kMostThreads<Source::kAligned>)
     encode_rows(Source source, ScaleTarget target, uint8_t* __restrict__ out, uint32_t packs_a_row, float bound) {
   using T = typename Source::T;
   constexpr int kHeld = kHeldPacks<T, Source::kAligned>;

@@ -1,12 +1,15 @@
 """A mutant: one wrong change to a kernel that some test must notice, and how it takes the place of the right one.
 
-Nothing on disk is touched. A finder put before Python's own hands out the changed source, and hands the same text to
-`linecache`, since Triton reads a kernel's source from there.
+Nothing of the repository is touched. A finder put before Python's own hands out the changed source, and hands the same
+text to `linecache`, since Triton reads a kernel's source from there. CUDA sources are copied, changed, and compiled for
+the CPU.
 """
 
 from __future__ import annotations
 
+import hashlib
 import linecache
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +34,7 @@ class Mutant:
         tests: what must fail, as pytest takes it: files or tests, from the root, divided by spaces.
         select: an expression for pytest's `-k`; "" for all.
         equivalent: why no test can notice it, if none can; then it is not run.
+        sources: of a change in kernels/cuda: the sources that its tests need compiled, without the suffix.
     """
 
     kind: str
@@ -40,6 +44,7 @@ class Mutant:
     tests: str
     select: str = ""
     equivalent: str = ""
+    sources: tuple[str, ...] = ()
 
     @property
     def module(self) -> str:
@@ -64,9 +69,29 @@ def install(mutant: Mutant) -> None:
     Raises:
         ValueError: the module was imported already.
     """
+    if mutant.sources:
+        _install_sources(mutant)
+        return
     if mutant.module in sys.modules:
         raise ValueError(f"{mutant.module} was imported before its mutant was installed")
     sys.meta_path.insert(0, _Finder(mutant))
+
+
+def _install_sources(mutant: Mutant) -> None:
+    from policyquant.kernels.cuda import library
+
+    changed = mutant.changed()
+    name = hashlib.sha256("\0".join((mutant.file, changed, *mutant.sources)).encode()).hexdigest()[:16]
+    folder = ROOT / "build" / "mutants" / "cuda" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for path in (*library.SOURCES.glob("*.cuh"), *(library.SOURCES / f"{stem}.cu" for stem in mutant.sources)):
+        shutil.copy(path, folder)
+    (folder / Path(mutant.file).name).write_text(changed, encoding="utf-8")
+    # Before the tests' library is imported, which compiles what is there by default.
+    if "tests.kernels.cuda_on_cpu.library" in sys.modules:
+        raise ValueError("the CUDA sources were asked for before their mutant was installed")
+    library.SOURCES = folder  # type: ignore[misc]
 
 
 class _Finder(MetaPathFinder):

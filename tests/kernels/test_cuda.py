@@ -133,7 +133,9 @@ def test_a_quotient_in_two_operations_is_on_the_right_side_of_every_tie(tmp_path
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("scale", [2.0**-126, 2.0**99, 1.5 * 2.0**100, 2.0**110, 2.0**127, float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    "scale", [2.0**-126, 2.0**99, 1.5 * 2.0**100, (2 - 2.0**-23) * 2.0**110, 2.0**127, float("inf"), float("nan")]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_scales_at_the_ends_of_float32_have_the_codes_of_a_division(dtype: torch.dtype, scale: float) -> None:
     x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proof.sass import Code, Instruction, parse
-from tests.proof.listing import BRANCH_BY_CALL, COPY, DIVISION, LOOP, UNROLLED, WAITING
+from tests.proof.listing import BRANCH_BY_CALL, COPY, DIVISION, LOOP, UNROLLED, WAITING, listing
 
 
 def names(code: Code) -> list[str]:
@@ -64,3 +64,18 @@ def test_two_loops_after_each_other_are_two() -> None:
 def test_text_without_instructions_is_refused() -> None:
     with pytest.raises(ValueError, match="no instructions"):
         parse("cuobjdump: no such file")
+
+
+def test_warps_that_stay_together_do_not_branch_where_others_would() -> None:
+    code = parse(
+        listing("""
+            BRA.DIV ~URZ, `(.L_x_1)
+            SHFL.BFLY PT, R1, R0, 0x1, 0x1f
+        .L_x_0:
+            EXIT
+        .L_x_1:
+            WARPSYNC R2
+            BRA `(.L_x_0)
+        """)
+    )
+    assert code.executed == (0, 1, 2)
