@@ -77,9 +77,12 @@ NARROW: Final[Mapping[str, tuple[int, int]]] = {
     "encode_groups": (0, 1),
     "encode_norms": (1, 8),
     "largest_of_blocks": (0, 1),
+    "store_elements": (0, 0),
+    "write_packs": (3, 0),
+    "read_packs": (2, 0),
 }
-"""Kernel → loads below 128 bits and stores below 64 that an aligned instance may have: scales. A row of a norm stores
-those of its groups, once for each pack that a thread holds and once in the loop for others."""
+"""Kernel of packs → loads below 128 bits and stores below 64 that an aligned instance may have: scales, and slots.
+A row of a norm stores its groups' scales, once for each pack that a thread holds and once in the loop for others."""
 
 IN_SOFTWARE: Final = "compute capability 8.0 has no instruction that encodes FP8: codes take some 20 operations each"
 _TABLE: Final = {f"{pipe}@80": IN_SOFTWARE for pipe in ("issue", "alu", "fp32", "lsu")}
@@ -208,5 +211,17 @@ CASES: Final = [
         _of_rows(3),
         7 * M * K + M * K // 32,
         _TABLE,
+    ),
+    # 32768 tokens of 8 heads of 128 are as many numbers.
+    Case(
+        "reshape_and_cache_fp8",
+        "kv_cache",
+        "write_packs<e4m3fn, bfloat16, true>",
+        _of_packs,
+        6 * M * K + 8 * 32768,
+        _TABLE,
+    ),
+    Case(
+        "gather_cache_fp8", "kv_cache", "read_packs<e4m3fn, bfloat16, true>", _of_packs, 3 * M * K + 8 * 32768, _TABLE
     ),
 ]

@@ -74,7 +74,7 @@ def _findings(name: str, kernel: Kernel, code: Code, architecture: int) -> dict[
 
 def is_aligned(name: str) -> bool:
     """Whether it is the instance of a kernel for rows of whole packs of 16 bytes."""
-    return "true" in name
+    return name.partition("<")[0] in NARROW and "true" in name
 
 
 def _bound(case: Case, code: Code, architecture: int) -> Bound:
