@@ -69,7 +69,9 @@ def test_where_nothing_is_faster_nothing_changes() -> None:
     [
         ("scaled_mm m=3 n=64 k=1100", ["16 rows", "sum of parts"]),
         ("fp8_weight_only_mm m=3 n=64 k=130", ["few rows"]),
-        ("grouped_scaled_mm m=6 n=64 k=130 experts=3 block", ["16 rows, blocks"]),
+        ("grouped_scaled_mm m=6 n=64 k=144 experts=3 block", ["16 rows, blocks"]),
+        ("grouped_scaled_mm m=6 n=64 k=130 experts=3", ["unaligned"]),
+        ("grouped_scaled_mm m=6 n=64 k=130 experts=3 block", ["unaligned, blocks"]),
         ("fused_moe m=3 n=64 k=128 experts=2 top_k=1", ["16 rows"]),
         ("silu_and_mul m=3 n=130", ["tile 256"]),
         ("gated_activation_group_fp8_quant m=3 n=130 column_major", ["group 128 column major"]),
