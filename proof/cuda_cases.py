@@ -109,12 +109,13 @@ _NORMS: Final = {
 _EXACT: Final = (
     "float32 with exact exponentials or error functions: a thread stores one of its values and loads it again"
 )
-_NOT_NEIGHBOURS: Final = "rows that are not aligned, with a weight of another type: a thread stores an address"
+_NOT_NEIGHBOURS: Final = "rows that are not aligned: a thread stores one of the addresses of its elements"
 _CODES: Final = ("e4m3fn", "e5m2")
 SPILLS: Final[Mapping[str, str]] = {
     "store_elements<Gated<gelu_tanh, float, true>>": _EXACT,
     "store_elements<Gated<silu, float, true>>": _EXACT,
     **{f"encode_rows<{code}, Gated<gelu, float, true>>": _EXACT for code in _CODES},
+    **{f"encode_rows<{code}, Stored<float16, false>>": _NOT_NEIGHBOURS for code in _CODES},
     **{
         f"encode_norms<{dtype}, float, false, of_rows, {code}>": _NOT_NEIGHBOURS
         for dtype in ("bfloat16", "float16")
