@@ -107,8 +107,7 @@ def encode_int8(x, scale):
     """Codes in [-128, 127] of x / scale, ties to even; NaN, which int8 lacks, has code 0."""
     value = quotient(x, scale, 128.0)
     value = tl.where(value == value, tl.minimum(value, 127.0), 0.0)
-    # With 1.5 · 2**23 added no bits are left for fractions, and the last eight bits are the code.
-    return (value + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
+    return nearest_integer(value).to(tl.int8)
 
 
 @triton.jit
