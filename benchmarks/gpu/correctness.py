@@ -19,7 +19,7 @@ def run(stage: Stage) -> None:
     """Files in parallel would fight for the GPU's time; they run in turn, the smallest first."""
     files: dict[str, Any] = {}
     failed = []
-    with_kernels = [path for path in TESTS.rglob("test_*.py") if "mark.gpu" in path.read_text(encoding="utf-8")]
+    with_kernels = [path for path in TESTS.rglob("test_*.py") if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
     for path in sorted(with_kernels, key=lambda path: path.stat().st_size):
         if stage.left < 10:
             files[str(path)] = {"status": "not measured"}

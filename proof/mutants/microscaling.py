@@ -7,7 +7,12 @@ from proof.mutants.mutant import Mutant
 
 def _own(kind: str, old: str, new: str) -> Mutant:
     return Mutant(
-        kind, "kernels/triton/microscaling.py", old, new, "tests/kernels/test_microscaling.py", "triton and not every_half"
+        kind,
+        "kernels/triton/microscaling.py",
+        old,
+        new,
+        "tests/kernels/test_microscaling.py",
+        "triton and not every_half",
     )
 
 

@@ -6,7 +6,9 @@ from proof.mutants.mutant import Mutant
 
 
 def _own(kind: str, old: str, new: str) -> Mutant:
-    return Mutant(kind, "kernels/triton/microscaling_mm.py", old, new, "tests/kernels/test_microscaling_mm.py", "triton")
+    return Mutant(
+        kind, "kernels/triton/microscaling_mm.py", old, new, "tests/kernels/test_microscaling_mm.py", "triton"
+    )
 
 
 MUTANTS: list[Mutant] = [

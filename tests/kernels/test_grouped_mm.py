@@ -151,15 +151,15 @@ def test_operands_may_have_any_layout(implementation: str, layout: str) -> None:
 
 @pytest.mark.gpu
 def test_an_expert_lies_beyond_what_32_bits_count() -> None:
-    """Only the last expert of 2**31 elements and more is touched, so the rest takes no memory."""
+    """Its number and its stride do not. Only the last of three is touched, so the rest takes no memory."""
     channels, columns = 2, 16
-    pitch = 2**31 + 64
-    room = torch.empty(pitch + channels * columns, dtype=torch.uint8, device=DEVICE).view(FP8)
-    b = room.as_strided((2, channels, columns), (pitch, columns, 1))
-    b[1] = codes(channels, columns, seed=1).to(DEVICE)
+    pitch = 2**30 + 64
+    room = torch.empty(2 * pitch + channels * columns, dtype=torch.uint8, device=DEVICE).view(FP8)
+    b = room.as_strided((3, channels, columns), (pitch, columns, 1))
+    b[2] = codes(channels, columns, seed=1).to(DEVICE)
     a = codes(3, columns)
-    y = multiply("triton", a, b, torch.ones(1), torch.ones(2), [0, 3])
-    assert_right(y, a, torch.stack([b[1].cpu()] * 2), torch.ones(1), torch.ones(2), [0, 3])
+    y = multiply("triton", a, b, torch.ones(1), torch.ones(3), [0, 0, 3])
+    assert_right(y, a, torch.stack([b[2].cpu()] * 3), torch.ones(1), torch.ones(3), [0, 0, 3])
 
 
 @pytest.mark.gpu

@@ -235,17 +235,17 @@ def test_what_lies_beside_the_heads_is_not_read() -> None:
 
 
 def test_offsets_pass_32_bits() -> None:
-    """The last block lies beyond 2**31 codes; of the memory between, none is touched."""
-    step = 2**31 + 64
-    storage = torch.empty(step + 64, dtype=torch.uint8, device=DEVICE)
-    cache = storage.as_strided((2, 2, 1, 16), (step, 16, 16, 1)).view(E4M3)
-    storage[:64], storage[step:] = CANARY, CANARY
+    """The last block lies beyond 2**31 codes, its number and its stride do not; of what is between, none is touched."""
+    step = 2**30 + 64
+    storage = torch.empty(2 * step + 64, dtype=torch.uint8, device=DEVICE)
+    cache = storage.as_strided((3, 2, 1, 16), (step, 16, 16, 1)).view(E4M3)
+    storage[:64], storage[2 * step :] = CANARY, CANARY
     key, one = torch.full((1, 1, 16), 2.0, device=DEVICE), on_device(1.0)
-    other = empty(2, 2, 1, 16)
-    ops.reshape_and_cache_fp8(key, key, cache, other, slots_of(3), one, one)
-    assert cache[1, 1].float().tolist() == [[2.0] * 16]
+    other = empty(3, 2, 1, 16)
+    ops.reshape_and_cache_fp8(key, key, cache, other, slots_of(5), one, one)
+    assert cache[2, 1].float().tolist() == [[2.0] * 16]
     assert bool((bits(cache[0]) == CANARY).all())
-    assert ops.gather_cache_fp8(cache, slots_of(3), one, torch.float32).tolist() == [[[2.0] * 16]]
+    assert ops.gather_cache_fp8(cache, slots_of(5), one, torch.float32).tolist() == [[[2.0] * 16]]
 
 
 def test_torch_knows_what_is_written() -> None:

@@ -187,13 +187,13 @@ def test_hostile_activations(x: torch.Tensor, n: int, scale: float, seed: int) -
 
 
 def test_offsets_pass_32_bits() -> None:
-    """The last row lies beyond 2**31 codes; of the memory between, none is touched."""
-    step = 2**31 + 64
-    storage = torch.empty(step + 64, dtype=torch.uint8, device=DEVICE)
-    q = storage.as_strided((2, 64), (step, 1)).view(E4M3)
-    q[:] = codes(2, 64, E4M3).to(DEVICE)
+    """The last row lies beyond 2**31 codes, its number and its stride do not; of what is between, none is touched."""
+    step = 2**30 + 64
+    storage = torch.empty(2 * step + 64, dtype=torch.uint8, device=DEVICE)
+    q = storage.as_strided((3, 64), (step, 1)).view(E4M3)
+    q[:] = codes(3, 64, E4M3).to(DEVICE)
     x = drawn(3, 64, dtype=torch.bfloat16).to(DEVICE)
-    assert_right(ops.fp8_weight_only_mm(x, q, ONE.to(DEVICE)).cpu(), x.cpu(), codes(2, 64, E4M3), ONE)
+    assert_right(ops.fp8_weight_only_mm(x, q, ONE.to(DEVICE)).cpu(), x.cpu(), codes(3, 64, E4M3), ONE)
 
 
 def test_torch_knows_shapes_and_dtypes() -> None:
