@@ -301,7 +301,7 @@ POLICYQUANT_BOTH float activated(float x) {
     return x * 0.5f * (1.0f + std::erf(x * 0.70710678118654752f));
   } else {
     // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), which does not cancel.
-    return x * sigmoid<T>(1.5957691216057308f * (x + 0.044715f * x * x * x));
+    return x * sigmoid<T>(1.5957691216057308f * std::fma(0.044715f * x * x, x, x));
   }
 }
 

@@ -17,7 +17,9 @@ NAME: Final = "policyquant_cuda"
 SOURCES: Final = Path(__file__).parent
 TORCH_VERSION: Final = "2.11"
 """The oldest torch whose stable ABI the library is built for; newer ones keep it."""
-FLAGS: Final = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC", "-Xcompiler", "-fvisibility=hidden")
+FLAGS: Final = ("-std=c++17", "-O3", "-fmad=false", "-Xcompiler", "-fPIC", "-Xcompiler", "-fvisibility=hidden")
+"""Products and sums are fused where the sources say so and nowhere else, so that a GPU rounds as a CPU does that runs
+the same sources."""
 
 
 def sources() -> list[Path]:

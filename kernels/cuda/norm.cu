@@ -92,7 +92,7 @@ __device__ __forceinline__ float with_squares(float sum, const Pack<T>& pack) {
   float x[kPack];
   widen(pack, x);
 #pragma unroll
-  for (int i = 0; i < kPack; ++i) sum += x[i] * x[i];
+  for (int i = 0; i < kPack; ++i) sum = std::fma(x[i], x[i], sum);
   return sum;
 }
 
