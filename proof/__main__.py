@@ -77,6 +77,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m proof", description=__doc__)
     parser.add_argument("families", nargs="*", help="as in proof/cases, or with --cuda in kernels/cuda; default: all")
     parser.add_argument("--cuda", action="store_true", help="the CUDA library's kernels, by nvcc, instead of Triton's")
+    parser.add_argument("--library", type=Path, metavar="FILE", help="with --cuda: what is built, not compiled anew")
     parser.add_argument("--quick", action="store_true", help="only the cases marked quick")
     parser.add_argument("--architectures", type=int, nargs="+", metavar="SM", help="such as 89 90; default: all")
     parser.add_argument("--triton", type=Path, action="append", default=[], metavar="DIR", help="another Triton, too")
@@ -86,6 +87,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.cuda:
         return _cuda(parser, arguments)
+    if arguments.library:
+        parser.error("--library goes with --cuda")
     unknown = sorted(set(arguments.families) - {each.stem for each in (ROOT / "proof" / "cases").glob("[a-z]*.py")})
     if unknown:
         parser.error(f"no table {', '.join(unknown)} in proof/cases")
@@ -111,8 +114,9 @@ def _cuda(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int
     if arguments.triton or arguments.quick:
         parser.error("--cuda goes without --triton and --quick")
     try:
-        found = cuda_rows.rows(arguments.families or known, arguments.architectures or cuda_rows.ARCHITECTURES)
-        rows = list(found)
+        kernels_of = cuda_compile.Library(arguments.library).compiled if arguments.library else cuda_compile.compiled
+        architectures = arguments.architectures or cuda_rows.ARCHITECTURES
+        rows = list(cuda_rows.rows(arguments.families or known, architectures, kernels_of))
     except BuildError as error:
         parser.error(str(error))
     return _report(rows, [row for row in rows if row["operator"] or row["faults"]], arguments)

@@ -19,6 +19,7 @@ from policyquant.kernels.cuda import build, library
 CACHE = Path(__file__).parents[1] / "build" / "proof"
 
 _SECTION = re.compile(r"^\.text\.(\w+):$", re.MULTILINE)
+_OWN = re.compile(r"_GLOBAL__N__[0-9a-f]{8}_\d+_(\w+?)_cu_[0-9a-f]{8}")
 _USAGE = re.compile(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
@@ -78,6 +79,35 @@ def stems() -> list[str]:
     return [path.stem for path in library.sources()]
 
 
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The machine code in a library that is built, so that what is proven is what runs, and nothing is compiled twice.
+
+    Raises:
+        policyquant.kernels.cuda.build.BuildError: it is not a library of the sources that are there.
+    """
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        if self.path.name != library.path().name:
+            raise build.BuildError(f"{self.path} is not built of the sources that are there, {library.path().name} is")
+
+    def compiled(self, stem: str, architecture: int) -> dict[str, Kernel]:
+        """As the function of this name."""
+        with tempfile.TemporaryDirectory() as folder:
+            _tool("cuobjdump", "-xelf", f"sm_{architecture}.cubin", str(self.path.absolute()), folder=folder)
+            # They are numbered as they were linked, which is the order of the sources.
+            cubins = sorted(Path(folder).glob("*.cubin"), key=lambda path: int(path.name.split(".")[-3]))
+            if len(cubins) != len(stems()):
+                raise build.BuildError(f"{self.path} has {len(cubins)} parts for {architecture}, not {len(stems())}")
+            cubin = cubins[stems().index(stem)]
+            # Kernels that no header shares have their source in their names.
+            if not {stem}.issuperset(_OWN.findall(cubin.read_bytes().decode("latin-1"))):
+                raise build.BuildError(f"{self.path}: {cubin.name} is not made of {stem}.cu")
+            return dict(_read(cubin))
+
+
 def _read(cubin: Path) -> Iterator[tuple[str, Kernel]]:
     sections = _SECTION.split(_tool("nvdisasm", "-c", str(cubin)))[1:]
     code = dict(zip(sections[::2], sections[1::2], strict=True))
@@ -109,10 +139,10 @@ _ENUMERATORS = {
 }
 
 
-def _tool(name: str, *arguments: str) -> str:
+def _tool(name: str, *arguments: str, folder: str | None = None) -> str:
     # Triton brings them along; the toolkit that has nvcc need not have them.
     triton = find_spec("triton")
     assert triton is not None
     assert triton.origin is not None
     path = Path(triton.origin).parent / "backends" / "nvidia" / "bin" / name
-    return subprocess.run([path, *arguments], check=True, capture_output=True, text=True).stdout
+    return subprocess.run([path, *arguments], check=True, capture_output=True, text=True, cwd=folder).stdout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from proof.bound import Bound, bound, rates
@@ -16,15 +16,22 @@ ARCHITECTURES: Final = (80, 89, 90, 100)
 _WITH_FP8: Final = 89
 
 
-def rows(sources: Sequence[str], architectures: Sequence[int]) -> Iterator[dict[str, Any]]:
+def rows(
+    sources: Sequence[str],
+    architectures: Sequence[int],
+    kernels_of: Callable[[str, int], dict[str, Kernel]] = compiled,
+) -> Iterator[dict[str, Any]]:
     """What was found, for the report: an instance once for each case that launches it, or once without a case.
+
+    Args:
+        kernels_of: the kernels of a source and an architecture.
 
     Raises:
         policyquant.kernels.cuda.build.BuildError: nvcc is not found, or it fails.
     """
     for architecture in architectures:
         for source in sources:
-            kernels = compiled(source, architecture)
+            kernels = kernels_of(source, architecture)
             cases = [case for case in CASES if case.source == source]
             for case in cases:
                 if case.kernel not in kernels:

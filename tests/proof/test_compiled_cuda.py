@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from policyquant.kernels.cuda import build
+from proof.cuda_compile import Library
 from proof.cuda_rows import ARCHITECTURES
 from tests.proof.compiled import ROOT, proven
 
@@ -50,13 +51,6 @@ def test_the_machine_code_of_the_quantizers_is_as_expected(tmp_path: Path) -> No
     assert all(row["limit"] == "dram" for row in measured.values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_machine_code_of_every_kernel_is_as_expected(architecture: int, tmp_path: Path) -> None:
-    rows = proven(tmp_path, "--cuda", "--architectures", str(architecture))
-    assert {row["family"] for row in rows} == {path.stem for path in build.library.sources()}
-
-
 def _python(cache: Path, *arguments: str) -> str:
     environment: Mapping[str, str] = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     done = subprocess.run(
@@ -66,15 +60,37 @@ def _python(cache: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def test_a_library_of_other_sources_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(build.BuildError, match=r"other\.so is not built of the sources that are there"):
+        Library(tmp_path / "other.so")
+
+
+COMMAND = ("-m", "policyquant", "kernels")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's cache in which the library is built: minutes of compiling, for all that is asked of it."""
+    path: Path = tmp_path_factory.mktemp("cache")
+    assert _python(path, *COMMAND, "build").startswith("built ")
+    return path
+
+
 @pytest.mark.slow
-def test_the_library_is_built_and_loads_where_there_is_no_gpu(tmp_path: Path) -> None:
-    command = ("-m", "policyquant", "kernels")
-    assert _python(tmp_path, *command, "build").startswith("built ")
-    assert "is built already" in _python(tmp_path, *command, "build")
-    found = json.loads(_python(tmp_path, "-c", LOADED))
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_machine_code_of_every_kernel_is_as_expected(architecture: int, cache: Path, tmp_path: Path) -> None:
+    (built,) = cache.rglob("*.so")
+    rows = proven(tmp_path, "--cuda", "--library", str(built), "--architectures", str(architecture))
+    assert {row["family"] for row in rows} == {path.stem for path in build.library.sources()}
+
+
+@pytest.mark.slow
+def test_the_library_is_built_and_loads_where_there_is_no_gpu(cache: Path) -> None:
+    assert "is built already" in _python(cache, *COMMAND, "build")
+    found = json.loads(_python(cache, "-c", LOADED))
     assert found["schemas"]
     assert all(text.startswith(f"policyquant_cuda::{name}(") for name, text in found["schemas"].items())
     assert "Could not run 'policyquant_cuda::static_scaled_fp8_quant' with arguments from the 'CPU'" in found["refused"]
-    report = json.loads(_python(tmp_path, *command, "--capability", "9.0", "--json", "--quiet"))
+    report = json.loads(_python(cache, *COMMAND, "--capability", "9.0", "--json", "--quiet"))
     runs = {row["operator"]: row["runs"] for row in report["operators"]}
     assert all("cuda" in runs[name] for name in found["schemas"])
