@@ -14,6 +14,7 @@ from policyquant.kernels.operators.routing import aligned_blocks
 from policyquant.kernels.triton.activation import gated
 from policyquant.kernels.triton.encode import SMALLEST_SCALE, encode, finite_magnitude, scale_of
 from policyquant.kernels.triton.expert_tiles import (
+    aligned,
     expert_tile,
     place,
     shape_class,
@@ -206,7 +207,11 @@ def fused_moe(
     pairs = tokens * choices
     if not pairs:
         return
-    chosen = configuration("fused_moe", target_of(x).capability, shape_class(pairs, experts, of_blocks(w13_scale, w13)))
+    is_of_blocks = of_blocks(w13_scale, w13)
+    name = shape_class(pairs, experts, is_of_blocks)
+    if not aligned(w13, w2):
+        name = "unaligned, blocks" if is_of_blocks else "unaligned"
+    chosen = configuration("fused_moe", target_of(x).capability, name)
     block = chosen["BLOCK_M"]
     blocks = aligned_blocks(pairs, block, experts)
     sorted_ids, expert_ids, num_padded = (

@@ -237,6 +237,12 @@ _UNALIGNED: Final[Mapping[str, Sequence[Any]]] = {
     "num_stages": (2, 3),
 }
 
+_OF_EXPERTS: Final = (
+    *_PRODUCTS,
+    Space("unaligned", {"BLOCK_K": (32, 64), **_UNALIGNED}, _product_fits),
+    Space("unaligned, blocks", _UNALIGNED, _product_fits),
+)
+
 SPACES: Final[Mapping[str, Sequence[Space]]] = {
     "scaled_mm": (*_PRODUCTS, _PARTS),
     "int8_mm": (
@@ -254,12 +260,8 @@ SPACES: Final[Mapping[str, Sequence[Space]]] = {
             _product_fits,
         ),
     ),
-    "grouped_mm": (
-        *_PRODUCTS,
-        Space("unaligned", {"BLOCK_K": (32, 64), **_UNALIGNED}, _product_fits),
-        Space("unaligned, blocks", _UNALIGNED, _product_fits),
-    ),
-    "fused_moe": _PRODUCTS,
+    "grouped_mm": _OF_EXPERTS,
+    "fused_moe": _OF_EXPERTS,
     "weight_only_mm": _WEIGHT_ONLY,
     "int4_weight_only_mm": _WEIGHT_ONLY,
     "int4_quantize": (

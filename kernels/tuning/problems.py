@@ -80,9 +80,12 @@ def _experts(operator: str, swapped: bool) -> Calls:
     return calls
 
 
-def _unaligned_experts(found: re.Match[str], tiny: bool) -> list[str]:
-    size = "m=4 n=64 k=130 experts=2 top_k=1" if tiny else "m=512 n=4096 k=4096 experts=8 top_k=2"
-    return [f"grouped_scaled_mm {size}{' block' if found[1] else ''} unaligned"]
+def _unaligned_experts(operator: str) -> Calls:
+    def calls(found: re.Match[str], tiny: bool) -> list[str]:
+        size = "m=4 n=64 k=130 experts=2 top_k=1" if tiny else "m=512 n=4096 k=4096 experts=8 top_k=2"
+        return [f"{operator} {size}{' block' if found[1] else ''} unaligned"]
+
+    return calls
 
 
 def _weight_only(operator: str) -> Calls:
@@ -125,9 +128,12 @@ _PROBLEMS: Final[Mapping[str, Sequence[tuple[str, Calls]]]] = {
     "scaled_mm": ((_ROWS_AND_KIND, _products("scaled_mm")), ("sum of parts", _sum_of_parts("scaled_mm"))),
     "grouped_mm": (
         (_ROWS_AND_KIND, _experts("grouped_scaled_mm", swapped=True)),
-        ("unaligned(, blocks)?", _unaligned_experts),
+        ("unaligned(, blocks)?", _unaligned_experts("grouped_scaled_mm")),
     ),
-    "fused_moe": ((_ROWS_AND_KIND, _experts("fused_moe", swapped=False)),),
+    "fused_moe": (
+        (_ROWS_AND_KIND, _experts("fused_moe", swapped=False)),
+        ("unaligned(, blocks)?", _unaligned_experts("fused_moe")),
+    ),
     "int8_mm": (
         (_ROWS_AND_KIND, _products("scaled_int8_mm")),
         ("sum of parts", _sum_of_parts("scaled_int8_mm")),

@@ -12,14 +12,15 @@ _TWICE = "the activation costs more instructions a byte than 4.8 TB/s give time 
 _TWO_KINDS = "some programs align and others encode, and each passes the loops of its own kind"
 
 
-def _inputs(tokens: int, quantization: str) -> tuple[Any, ...]:
+def _inputs(tokens: int, quantization: str, hidden: int = H) -> tuple[Any, ...]:
     if quantization == "group":
-        scales = (meta(E, 2 * WIDTH // 128, H // 128, dtype=FP32), meta(E, H // 128, WIDTH // 128, dtype=FP32))
+        blocks, of_width = -(-hidden // 128), WIDTH // 128
+        scales = (meta(E, 2 * of_width, blocks, dtype=FP32), meta(E, blocks, of_width, dtype=FP32))
     else:
-        scales = (meta(E, 2 * WIDTH, 1, dtype=FP32), meta(E, H, 1, dtype=FP32))
+        scales = (meta(E, 2 * WIDTH, 1, dtype=FP32), meta(E, hidden, 1, dtype=FP32))
     routed = (meta(tokens, CHOICES, dtype=FP32), meta(tokens, CHOICES, dtype=INT32))
-    weights = (meta(E, 2 * WIDTH, H, dtype=FP8), meta(E, H, WIDTH, dtype=FP8))
-    return meta(tokens, H), *weights, *scales, *routed, "silu", quantization, None, None, None, None, BF16
+    weights = (meta(E, 2 * WIDTH, hidden, dtype=FP8), meta(E, hidden, WIDTH, dtype=FP8))
+    return meta(tokens, hidden), *weights, *scales, *routed, "silu", quantization, None, None, None, None, BF16
 
 
 def _layer(tokens: int) -> dict[str, Kernel]:
@@ -55,4 +56,16 @@ CASES = [
     Case("fused_moe", "8 tokens", lambda: _inputs(8, "token"), _layer(8)),
     Case("fused_moe", "4096 tokens", lambda: _inputs(4096, "token"), _layer(4096)),
     Case("fused_moe", "4096 tokens, groups", lambda: _inputs(4096, "group"), _layer(4096)),
+    *(
+        Case(
+            "fused_moe",
+            f"{tokens} tokens, odd hidden size{', groups' if quantization == 'group' else ''}",
+            lambda tokens=tokens, quantization=quantization: _inputs(tokens, quantization, H - 3),
+            _layer(tokens),
+            aligned=False,
+            quick=False,
+        )
+        for tokens in (8, 4096)
+        for quantization in ("token", "group")
+    ),
 ]

@@ -44,4 +44,12 @@ CASES = [
         lambda: (_cache(), _slots(T), meta(1, dtype=FP32), BF16),
         {"_gather": Kernel(bytes=3 * T * HEADS * D + 8 * T, narrow_loads=12, waivers=_WAIVED)},
     ),
+    Case(
+        "gather_cache_fp8",
+        "odd head size",
+        lambda: (_cache(D - 1), _slots(T), meta(1, dtype=FP32), BF16),
+        {"_gather": Kernel(bytes=3 * T * HEADS * D + 8 * T)},
+        aligned=False,
+        quick=False,
+    ),
 ]

@@ -73,6 +73,8 @@ def test_where_nothing_is_faster_nothing_changes() -> None:
         ("grouped_scaled_mm m=6 n=64 k=130 experts=3", ["unaligned"]),
         ("grouped_scaled_mm m=6 n=64 k=130 experts=3 block", ["unaligned, blocks"]),
         ("fused_moe m=3 n=64 k=128 experts=2 top_k=1", ["16 rows"]),
+        ("fused_moe m=3 n=64 k=130 experts=2 top_k=1", ["unaligned"]),
+        ("fused_moe m=3 n=64 k=130 experts=2 top_k=1 block", ["unaligned, blocks"]),
         ("silu_and_mul m=3 n=130", ["tile 256"]),
         ("gated_activation_group_fp8_quant m=3 n=130 column_major", ["group 128 column major"]),
         ("fused_add_rms_norm_static_fp8_quant m=3 k=130", ["row 256"]),
