@@ -81,7 +81,7 @@ $(TRITON_OLDER)/installed: | $(PEERS)/installed
 	@touch $@
 
 test-slow: $(PEERS)/installed $(TRITON_OLDER)/installed
-	$(PEERS)/bin/python -m pytest -m slow $(PYTEST_ARGS)
+	$(PEERS)/bin/python -m pytest -m slow -n auto --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/installed types
 	$(VENV)/bin/ruff check .
