@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,18 +47,32 @@ def test_what_is_faster_is_kept_and_used() -> None:
     assert kept == {"configuration": found.best, "seconds": found.seconds, "before": found.before}
 
 
-def timed_by(seconds: Callable[[], float]) -> Callable[[Callable[[Any], object], Sequence[Any], str], float]:
-    """A clock: the call is made, and takes what stands here."""
+class Time:
+    """The clock of a search: a call is made, and takes as long as is said here, however long it takes."""
 
-    def clock(call: Callable[[Any], object], sets: Sequence[Any], device: str) -> float:
+    def __init__(self, measurement: float) -> None:
+        self.now = 0.0
+        self.measurement = measurement
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def __call__(self, call: Callable[[Any], object], sets: Sequence[Any], device: str) -> float:
         call(sets[0])
-        return seconds()
+        self.now += self.measurement
+        return 1.0
 
-    return clock
+
+@pytest.fixture
+def a_second_each(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """Every measurement takes a second, so that a number of seconds is a number of measurements."""
+    made = Time(1.0)
+    monkeypatch.setattr(sys.modules[tune.__module__], "time", made)
+    return made
 
 
-def test_where_nothing_is_faster_nothing_changes() -> None:
-    made = tune(["kv_cache"], gpu=HERE, seconds=2, clock=timed_by(lambda: 1.0))
+def test_where_nothing_is_faster_nothing_changes(a_second_each: Time) -> None:
+    made = tune(["kv_cache"], gpu=HERE, seconds=20, clock=a_second_each)
     assert all(each.found is not None and each.found.best is None for each in made)
     assert measured.read(HERE) == {"kv_cache": {}}
     assert configuration("kv_cache", HOPPER, "few tokens") == shipped("kv_cache", HOPPER, "few tokens")
@@ -86,9 +100,9 @@ def test_where_nothing_is_faster_nothing_changes() -> None:
         ("int4_group_quant n=3 k=256 group=32", ["groups of 32"]),
     ],
 )
-def test_a_call_of_ones_own_tunes_what_it_asks_for(call: str, tuned: list[str]) -> None:
+def test_a_call_of_ones_own_tunes_what_it_asks_for(call: str, tuned: list[str], a_second_each: Time) -> None:
     """Each candidate runs, and is right: of what fits, none fails in the interpreter."""
-    made = tune(calls=[call], gpu=HERE, seconds=2, clock=timed_by(lambda: 1.0))
+    made = tune(calls=[call], gpu=HERE, seconds=16 * len(tuned), clock=a_second_each)
     assert [each.shape_class for each in made] == tuned
     for each in made:
         assert each.calls == [call]
@@ -103,18 +117,21 @@ def test_other_families_are_left_out_of_a_call() -> None:
     assert made == []
 
 
-def test_time_is_kept() -> None:
-    start = time.monotonic()
-    made = tune(["activation"], gpu=HERE, seconds=1)
-    assert time.monotonic() - start < 30
-    assert len(made) > 10
-    assert made[0].found is not None
-    assert made[0].found.left > 0
-    assert made[-1].refused == "no time was left"
+def test_time_is_kept(a_second_each: Time) -> None:
+    """Five seconds for four classes, and the first measurement of each takes two: the last is not begun, and named."""
+    a_second_each.measurement = 2.0
+    calls = [f"silu_and_mul m=3 n={n}" for n in (130, 300, 600, 1100)]
+    made = tune(calls=calls, gpu=HERE, seconds=5, clock=a_second_each)
+    assert [each.refused for each in made] == [None, None, None, "no time was left"]
+    for each in made[:3]:
+        assert each.found is not None
+        assert (each.found.before, each.found.tried) == (1.0, 0)
+        assert each.found.left > 0
+    assert a_second_each.now == 6
 
 
 def _measures(text: str, family: str, shape_class: str, exact: bool) -> Callable[[Any], float | Failure]:
-    return _measure(family, shape_class, [_Case(text, "triton", "cpu", exact)], timed_by(lambda: 1.0))
+    return _measure(family, shape_class, [_Case(text, "triton", "cpu", exact)], Time(1.0))
 
 
 def test_a_candidate_with_another_result_fails() -> None:
@@ -138,7 +155,7 @@ def test_several_calls_count_alike() -> None:
     """By the geometric mean: the longest does not decide alone."""
     times = iter([1.0, 100.0])
     cases = [_Case(f"rms_norm m={m} k=256", "triton", "cpu", False) for m in (1, 2)]
-    measure = _measure("norm", "row 256", cases, timed_by(lambda: next(times)))
+    measure = _measure("norm", "row 256", cases, lambda call, sets, device: next(times))
     assert measure(shipped("norm", HOPPER, "row 256")) == pytest.approx(10.0)
 
 
